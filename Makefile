@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PORT   ?= 8000
+MODEL  ?= smollm2-135m-instruct
+ARGS   ?=
+PYTEST ?=
+
+.PHONY: help setup run test lint format clean
+
+help:
+	@echo "make run [PORT=8000] [MODEL=…] [ARGS='…']   set up, fetch the model, serve it"
+	@echo "make test [PYTEST='…']                      set up, fetch the model, run every test"
+	@echo "make lint | format | setup | clean"
+
+setup: $(VENV)/.installed
+
+# The stamp is written last: an interrupted install is started again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: setup
+	$(BIN)/radixcache pull $(MODEL)
+	$(BIN)/radixcache serve --model $(MODEL) --port $(PORT) $(ARGS)
+
+test: setup
+	$(BIN)/radixcache pull
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

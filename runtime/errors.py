@@ -1,0 +1,71 @@
+"""Errors of the runtime, drawn as a tree.
+
+Owns: what can go wrong around the cache, and whose doing it is.  Does not know: HTTP or exit codes;
+the server and the command line translate.
+
+    RuntimeFault
+    ├── RequestError          the caller's mistake in one request
+    │   ├── InvalidRequest       a field has a wrong value
+    │   ├── PromptTooLong        the prompt fits neither the model nor the pool
+    │   └── ModelNotFound        another model was asked for than is served
+    ├── ModelFileError        the model's files are missing, damaged or not supported
+    │   └── DownloadError        a download failed, or its bytes are wrong
+    ├── ServerBusy            too many requests wait: come back later
+    └── EngineFailure         our bug, or the device's: the engine could not run a step
+"""
+
+
+class RuntimeFault(Exception):
+    """Base of every error that the runtime raises on purpose; `str(error)` says what to do next."""
+
+
+class RequestError(RuntimeFault):
+    """The caller's mistake in one request; other requests are not touched.
+
+    param  the name of the offending field, or None where no single one is to blame
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequest(RequestError):
+    """A field of the request has a value that can't be served."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit.
+
+    num_tokens  tokens of the prompt
+    max_tokens  tokens that fit, the first generated token included
+    """
+
+    def __init__(self, message: str, *, num_tokens: int, max_tokens: int) -> None:
+        super().__init__(message, param="prompt")
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+
+
+class ModelNotFound(RequestError):
+    """A request names a model that this server does not serve."""
+
+
+class ModelFileError(RuntimeFault):
+    """A model's files are missing, damaged, or of a kind that is not supported."""
+
+
+class DownloadError(ModelFileError):
+    """A download failed, or what came is not what was asked for."""
+
+
+class ServerBusy(RuntimeFault):
+    """More requests wait than the server holds; `retry_after_s` says when to come back."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineFailure(RuntimeFault):
+    """A step of the engine failed; the requests of that step are ended, the others go on."""

@@ -1,0 +1,1 @@
+"""Models: what a checkpoint says of itself, and the modules that compute it."""
