@@ -1,0 +1,57 @@
+"""radixcache: a radix tree of token prefixes over refcounted KV blocks.
+
+The core decides what is cached, shared and evicted; it moves no bytes and needs no torch.
+
+    cache = RadixCache(CacheConfig(num_blocks=1024, block_size=16))
+    lease = cache.acquire(PrefixKey.of(prompt_ids))     # lease.num_cached tokens are there already
+    …compute K/V of the rest into the blocks of lease.block_table…
+    cache.commit(lease, lease.num_tokens)               # publish it
+    cache.release(lease)                                # stays cached until its room is needed
+"""
+
+from radixcache.cache import RadixCache
+from radixcache.config import CacheConfig
+from radixcache.errors import (
+    CacheError,
+    CallerError,
+    InvalidConfig,
+    InvalidLease,
+    InvalidTokens,
+    InvariantViolation,
+    OutOfBlocks,
+)
+from radixcache.lease import BlockCopy, Commit, Lease, Match, PrefixKey
+from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
+from radixcache.node import NodeFacts
+from radixcache.policy import LRU, EvictionPolicy
+from radixcache.stats import CacheStats
+from radixcache.tokens import pack_tokens, unpack_tokens
+from radixcache.view import NodeView, TreeView, render_text
+
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "LRU",
+    "BlockCopy",
+    "CacheConfig",
+    "CacheError",
+    "CacheStats",
+    "CallerError",
+    "Commit",
+    "EvictionPolicy",
+    "InvalidConfig",
+    "InvalidLease",
+    "InvalidTokens",
+    "InvariantViolation",
+    "Lease",
+    "Match",
+    "Namespace",
+    "NodeFacts",
+    "NodeView",
+    "OutOfBlocks",
+    "PrefixKey",
+    "RadixCache",
+    "TreeView",
+    "pack_tokens",
+    "render_text",
+    "unpack_tokens",
+]

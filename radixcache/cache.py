@@ -1,0 +1,323 @@
+"""The cache: the verbs that an engine calls, composed of tree, pool, pins and eviction index.
+
+Owns: every change of a lease, and that a call does all of its work or none.  Does not know: memory,
+devices, models, threads (one thread owns a cache).
+Idea: a sequence is a lease.  `acquire` pins what is cached and adds blocks for the rest, `append`
+makes room, `commit` publishes what was computed, `release` lets go; what nobody stands on stays
+cached until its blocks are needed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from operator import ne
+
+from radixcache.check import verify
+from radixcache.config import CacheConfig
+from radixcache.errors import InvalidLease, OutOfBlocks
+from radixcache.eviction import EvictionIndex
+from radixcache.lease import BlockCopy, Commit, Lease, Match, PrefixKey
+from radixcache.node import Node
+from radixcache.pins import Pins
+from radixcache.policy import LRU, EvictionPolicy
+from radixcache.pool import BlockPool
+from radixcache.stats import CacheStats, Counters
+from radixcache.tokens import TOKEN_BYTES, Packed
+from radixcache.tree import RadixTree
+from radixcache.view import TreeView, view_tree
+
+
+class RadixCache:
+    """A radix tree of token prefixes over refcounted blocks.
+
+    config  sizes; see `CacheConfig`
+    policy  order of eviction, LRU unless given
+
+    The parts (`tree`, `pool`, `pins`, `leases`) are there to be read by checks and views.
+
+    >>> cache = RadixCache(CacheConfig(num_blocks=8, block_size=2))
+    >>> lease = cache.acquire(PrefixKey.of([1, 2, 3, 4, 5]))
+    >>> _ = cache.commit(lease, 5)  # after K/V of all five was computed
+    >>> cache.release(lease)
+    >>> cache.match(PrefixKey.of([1, 2, 3, 4, 9])).num_tokens
+    4
+    """
+
+    def __init__(self, config: CacheConfig, *, policy: EvictionPolicy | None = None) -> None:
+        self.config = config
+        self.tree = RadixTree(config.block_size)
+        self.pool = BlockPool(config.num_blocks)
+        self.pins = Pins(EvictionIndex(policy or LRU()))
+        self.leases: dict[int, Lease] = {}
+        self._counters = Counters()
+        self._clock = 0
+        self._next_lease_id = 0
+
+    def match(self, key: PrefixKey) -> Match:
+        """Look up the longest cached prefix; change nothing, not even recency."""
+        block_size = self.config.block_size
+        root = self.tree.roots.get(key.namespace)
+        if root is None:
+            return Match(0, ())
+        found = self.tree.find(root, key.tokens, 0, key.num_tokens)
+        ids = self._path_blocks(found.node, None)
+        return Match(found.num_tokens, tuple(ids[: found.num_tokens // block_size]))
+
+    def acquire(self, key: PrefixKey) -> Lease:
+        """Pin the longest cached prefix of a prompt and add blocks for the rest.
+
+        At least the last token is left to compute, so that there are logits to sample from.
+        O(nodes passed + blocks); evicts if it must.  Raises OutOfBlocks, and then no lease, pin
+        or block was taken.
+        """
+        num_tokens, block_size = key.num_tokens, self.config.block_size
+        needed = -(-num_tokens // block_size)
+        root = self.tree.roots.get(key.namespace)
+        cached, node = 0, root
+        if root is not None and num_tokens and self.config.enable_prefix_cache:
+            found = self.tree.find(root, key.tokens, 0, num_tokens - 1)
+            needed -= found.num_tokens // block_size
+            self._require(
+                needed, self.pins.num_unpinned_above(found.node, found.inside, block_size)
+            )
+            cached, node = found.num_tokens, self._upper(found.node, found.inside)
+        if node is None:
+            self._require(needed, 0)
+            node = self.tree.root(key.namespace)
+        self.pins.lock(node)
+        try:
+            fresh = self._allocate(needed)
+        except OutOfBlocks:
+            self._unlock(node)
+            raise
+        self._next_lease_id += 1
+        lease = Lease(self._next_lease_id, key.namespace, key.tokens, node)
+        lease.block_table = self._path_blocks(node, None)
+        lease.block_table.extend(fresh)
+        lease.num_cached = lease.num_committed = cached
+        self.leases[lease.lease_id] = lease
+        self._touch(node)
+        self._counters.queries += 1
+        self._counters.query_tokens += num_tokens
+        self._counters.hit_tokens += cached
+        return lease
+
+    def append(self, lease: Lease, tokens: Packed) -> tuple[BlockCopy, ...]:
+        """Make room for more tokens of a sequence, and note them.
+
+        tokens   packed ids
+        returns  copies to carry out before the next step writes: where the last block is part
+                 full and shared with a fork, this lease gets its own copy of it
+
+        Raises OutOfBlocks, and then the lease is as it was.
+        """
+        self._check_lease(lease)
+        block_size, old_len = self.config.block_size, lease.num_tokens
+        filled = old_len % block_size
+        new_len = old_len + len(tokens) // TOKEN_BYTES
+        needed = -(-new_len // block_size) - len(lease.block_table)
+        copies: tuple[BlockCopy, ...] = ()
+        shared = bool(filled and tokens) and self.pool.refcount(lease.block_table[-1]) > 1
+        fresh = self._allocate(needed + shared)
+        if shared:
+            own, source = fresh.pop(0), lease.block_table[-1]
+            self.pool.release([source])
+            lease.block_table[-1] = own
+            copies = (BlockCopy(source, own, filled),)
+        lease.block_table.extend(fresh)
+        lease.tokens.extend(tokens)
+        return copies
+
+    def commit(self, lease: Lease, num_tokens: int) -> Commit:
+        """Publish the full blocks among the first `num_tokens` tokens.
+
+        num_tokens  tokens whose K/V is computed and final
+
+        Blocks that another lease has published meanwhile are twins: ours are freed, and the
+        block table names the others' from then on.  O(new tokens).
+        Raises InvalidLease where `num_tokens` exceeds the lease's tokens.
+        """
+        self._check_lease(lease)
+        if num_tokens > lease.num_tokens:
+            raise InvalidLease(f"{num_tokens} tokens committed, but {lease!r} has fewer")
+        block_size = self.config.block_size
+        start, end = lease.num_committed, num_tokens - num_tokens % block_size
+        if end <= start or not self.config.enable_prefix_cache:
+            return Commit(0, 0)
+        found = self.tree.find(lease.node, lease.tokens, start, end)
+        node = self._upper(found.node, found.inside)
+        num_twins = self._remap(lease, node, found.num_tokens)
+        if found.num_tokens < end:
+            node = self._publish(lease, node, found.num_tokens, end)
+        if node is not lease.node:
+            self.pins.lock(node)
+            self._unlock(lease.node)
+            lease.node = node
+        lease.num_committed = end
+        self._touch(node)
+        published = (end - found.num_tokens) // block_size
+        self._counters.published_blocks += published
+        self._counters.twin_blocks += num_twins
+        return Commit(published, num_twins)
+
+    def truncate(self, lease: Lease, num_tokens: int) -> None:
+        """Roll a sequence back to `num_tokens` tokens, such as after rejected drafts.
+
+        Raises InvalidLease for more tokens than there are, or fewer than are committed.
+        """
+        self._check_lease(lease)
+        if not lease.num_committed <= num_tokens <= lease.num_tokens:
+            raise InvalidLease(
+                f"{lease!r} can be cut to {lease.num_committed} … {lease.num_tokens} tokens, "
+                f"not to {num_tokens}"
+            )
+        keep = -(-num_tokens // self.config.block_size)
+        self.pool.release(lease.block_table[keep:])
+        del lease.block_table[keep:]
+        del lease.tokens[num_tokens * TOKEN_BYTES :]
+
+    def fork(self, lease: Lease) -> Lease:
+        """Return a second lease on the same tokens that shares every block; takes no block.
+
+        Whichever of the two first writes into a part-full block gets its own copy (`append`).
+        """
+        self._check_lease(lease)
+        self._next_lease_id += 1
+        twin = Lease(self._next_lease_id, lease.namespace, lease.tokens, lease.node)
+        twin.block_table.extend(lease.block_table)
+        twin.num_cached, twin.num_committed = lease.num_cached, lease.num_committed
+        self.pool.share(self._private(lease))
+        self.pins.lock(lease.node)
+        self.leases[twin.lease_id] = twin
+        return twin
+
+    def release(self, lease: Lease) -> None:
+        """Let go of a sequence: its private blocks are free, its committed ones evictable.
+
+        Raises InvalidLease for a lease that is released already, and changes nothing then.
+        """
+        self._check_lease(lease)
+        del self.leases[lease.lease_id]
+        self.pool.release(self._private(lease))
+        self._unlock(lease.node)
+
+    def evict(self, num_blocks: int) -> int:
+        """Give up cached blocks, leaves first in the policy's order; return how many came free.
+
+        The last leaf is only trimmed at its tail where not all of it is needed.  O(log n) a leaf.
+        """
+        freed = 0
+        while freed < num_blocks:
+            leaf = self.pins.index.first()
+            if leaf is None:
+                break
+            wanted = num_blocks - freed
+            if len(leaf.block_ids) <= wanted:
+                parent = self.tree.remove(leaf)
+                parent.last_access = max(parent.last_access, leaf.last_access)
+                self.pins.removed(leaf, parent)
+                self._drop_if_unused(parent)
+                evicted = leaf.block_ids
+            else:
+                evicted = self.tree.trim(leaf, wanted)
+                self.pins.trimmed(len(evicted))
+            freed += self.pool.release(evicted)
+            self._counters.evicted_blocks += len(evicted)
+        return freed
+
+    def stats(self) -> CacheStats:
+        """Return the counters as one record; O(1)."""
+        pins, pool, counters = self.pins, self.pool, self._counters
+        owned = pins.num_pinned + pins.num_evictable
+        return CacheStats(
+            num_blocks=pool.capacity,
+            num_free=pool.num_free,
+            num_private=pool.capacity - pool.num_free - owned,
+            num_pinned=pins.num_pinned,
+            num_evictable=pins.num_evictable,
+            num_nodes=self.tree.num_nodes,
+            num_leases=len(self.leases),
+            **{name: getattr(counters, name) for name in counters.__slots__},
+        )
+
+    def view(self) -> TreeView:
+        """Return the tree as records, without changing anything; O(nodes + tokens)."""
+        return view_tree(self.tree, self.pins.index)
+
+    def check(self) -> None:
+        """Derive every invariant anew from the parts; O(everything), for tests and debugging.
+
+        Raises InvariantViolation that names the invariant and what contradicts it.
+        """
+        verify(self)
+
+    def _require(self, needed: int, held: int) -> None:
+        evictable = self.pins.num_evictable - held
+        if needed > self.pool.num_free + evictable:
+            self._counters.out_of_blocks += 1
+            raise OutOfBlocks(needed=needed, free=self.pool.num_free, evictable=evictable)
+
+    def _allocate(self, count: int) -> array[int]:
+        if count > self.pool.num_free:
+            self._require(count, 0)
+            self.evict(count - self.pool.num_free)
+            # Evicted blocks that a fork still holds privately did not come free.
+            self._require(count, self.pins.num_evictable)
+        return self.pool.allocate(count)
+
+    def _upper(self, node: Node, inside: int) -> Node:
+        """The node whose edge ends after `inside` tokens of `node`'s: itself, or split off."""
+        return node if inside == node.num_tokens else self.tree.split(node, inside)
+
+    def _remap(self, lease: Lease, node: Node, end: int) -> int:
+        """Give up the lease's private blocks below token `end` for those that the tree has."""
+        first, last = (n // self.config.block_size for n in (lease.num_committed, end))
+        own, theirs = lease.block_table[first:last], self._path_blocks(node, lease.node)
+        self.pool.release(own)
+        lease.block_table[first:last] = theirs
+        return sum(map(ne, own, theirs))
+
+    def _publish(self, lease: Lease, node: Node, start: int, end: int) -> Node:
+        """Hand the lease's private blocks of tokens `start … end` to the tree, below `node`."""
+        first, last = (n // self.config.block_size for n in (start, end))
+        block_ids = lease.block_table[first:last]
+        edge = lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
+        if node is lease.node and node.is_leaf and node.lock_ref == 1:  # only we stand here
+            self.tree.extend(node, edge, block_ids)
+            self.pins.extended(len(block_ids))
+            return node
+        leaf = self.tree.attach(node, edge, block_ids)
+        self.pins.attached(leaf)
+        return leaf
+
+    def _path_blocks(self, node: Node, above: Node | None) -> array[int]:
+        """Block ids on the path that leads from `above` (not counted) down to `node`."""
+        runs = []
+        current: Node | None = node
+        while current is not None and current is not above:
+            runs.append(current.block_ids)
+            current = current.parent
+        ids = array("i")
+        for run in reversed(runs):
+            ids.extend(run)
+        return ids
+
+    def _private(self, lease: Lease) -> array[int]:
+        return lease.block_table[lease.num_committed // self.config.block_size :]
+
+    def _touch(self, node: Node) -> None:
+        """Note an access.  Nodes above need none: they go after `node`, and inherit its time."""
+        self._clock += 1
+        node.last_access = self._clock
+
+    def _unlock(self, node: Node) -> None:
+        self.pins.unlock(node)
+        self._drop_if_unused(node)
+
+    def _drop_if_unused(self, node: Node) -> None:
+        if node.parent is None and node.lock_ref == 0 and not node.children:
+            self.tree.drop_root(node)
+
+    def _check_lease(self, lease: Lease) -> None:
+        if self.leases.get(lease.lease_id) is not lease:
+            raise InvalidLease(f"{lease!r} is released, or belongs to another cache")

@@ -1,0 +1,129 @@
+"""Every invariant of the cache, derived anew from its parts.
+
+Owns: what must hold, and saying what does not.  Does not know: how the counts are kept; it trusts
+none of them.
+Idea: the numbering is that of docs/invariants.md.  Content (I10) can't be seen from here: the
+tests' content oracle guards it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from radixcache.errors import InvariantViolation
+from radixcache.node import Node
+from radixcache.tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from radixcache.cache import RadixCache
+
+
+def verify(cache: RadixCache) -> None:
+    """Raise InvariantViolation for the first invariant of `cache` that does not hold."""
+    nodes = list(cache.tree.walk())
+    _check_pool(cache, nodes)
+    _check_pins(cache, nodes)
+    for node in nodes:
+        _check_node(cache, node)
+    _check_index(cache, nodes)
+    _check_leases(cache, nodes)
+    _check_counts(cache, nodes)
+
+
+def _hold(name: str, condition: bool, detail: str) -> None:
+    if not condition:
+        raise InvariantViolation(f"{name}: {detail}")
+
+
+def _check_pool(cache: RadixCache, nodes: list[Node]) -> None:
+    """I1 every block is free or owned; I3 refcount = tree's ownership + private holders."""
+    owned = Counter(block for node in nodes for block in node.block_ids)
+    _hold("I3", all(n == 1 for n in owned.values()), "a block stands on two edges")
+    block_size = cache.config.block_size
+    expected = owned.copy()
+    for lease in cache.leases.values():
+        expected.update(lease.block_table[lease.num_committed // block_size :])
+    free = cache.pool.free_ids()
+    _hold("I1", len(set(free)) == len(free), "a block is on the free list twice")
+    for block in range(cache.pool.capacity):
+        refs = cache.pool.refcount(block)
+        _hold("I3", refs == expected[block], f"block {block}: {refs} ≠ {expected[block]} owners")
+    _hold(
+        "I1",
+        set(free) == {b for b in range(cache.pool.capacity) if not expected[b]},
+        "the free list is not exactly the blocks without an owner",
+    )
+
+
+def _check_pins(cache: RadixCache, nodes: list[Node]) -> None:
+    """I2 lock_ref = leases that end on the node + its pinned children."""
+    ends = Counter(id(lease.node) for lease in cache.leases.values())
+    _hold("I2", ends.keys() <= {id(node) for node in nodes}, "a lease ends on a node off the tree")
+    for node in nodes:
+        pinned = sum(1 for child in node.children.values() if child.lock_ref)
+        expected = ends[id(node)] + pinned
+        _hold("I2", node.lock_ref == expected, f"{node!r}: lock_ref should be {expected}")
+
+
+def _check_node(cache: RadixCache, node: Node) -> None:
+    """I4 edges are whole blocks, and children are found by their first block."""
+    block_bytes = cache.config.block_size * TOKEN_BYTES
+    blocks, rest = divmod(len(node.edge), block_bytes)
+    _hold("I4", rest == 0 and blocks == len(node.block_ids), f"{node!r}: edge and blocks differ")
+    _hold("I4", (blocks == 0) == (node.parent is None), f"{node!r}: only a root has no edge")
+    for first, child in node.children.items():
+        _hold("I4", child.parent is node, f"{child!r} does not know its parent")
+        _hold("I4", bytes(child.edge[:block_bytes]) == first, f"{child!r} under a foreign key")
+        _hold("I4", child.namespace == node.namespace, f"{child!r} in two namespaces")
+    if node.parent is None:
+        _hold("I4", cache.tree.roots.get(node.namespace) is node, f"{node!r}: root of nothing")
+        _hold("I4", bool(node.children or node.lock_ref), f"{node!r}: an unused root is kept")
+
+
+def _check_index(cache: RadixCache, nodes: list[Node]) -> None:
+    """I5 the index holds exactly the unpinned leaves, each under its present rank, in order."""
+    index = cache.pins.index
+    expected = {node.node_id: node for node in nodes if node.is_leaf and not node.lock_ref}
+    listed = list(index)
+    _hold("I5", len(listed) == len(index) == len(expected), "the index has too many or too few")
+    for node in listed:
+        _hold("I5", expected.get(node.node_id) is node, f"{node!r} is indexed but not evictable")
+        _hold("I5", index.rank_of(node) == index.policy.rank(node), f"{node!r}: stale rank")
+    ranks = [(index.rank_of(node), node.node_id) for node in listed]
+    _hold("I5", ranks == sorted(ranks), "the index is out of order")
+
+
+def _check_leases(cache: RadixCache, nodes: list[Node]) -> None:
+    """I4 and I7 for leases: the committed part is exactly the path to the lease's node."""
+    block_size = cache.config.block_size
+    for lease in cache.leases.values():
+        path: list[Node] = []
+        node: Node | None = lease.node
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        edge = b"".join(bytes(n.edge) for n in reversed(path))
+        blocks = [b for n in reversed(path) for b in n.block_ids]
+        committed = lease.num_committed
+        _hold("I7", len(edge) == committed * TOKEN_BYTES, f"{lease!r}: its path is another length")
+        _hold("I7", lease.tokens.startswith(edge), f"{lease!r}: its path has other tokens")
+        shared = lease.block_table[: committed // block_size].tolist()
+        _hold("I7", shared == blocks, f"{lease!r}: its table names other blocks than its path")
+        _hold(
+            "I4",
+            len(lease.block_table) == -(-lease.num_tokens // block_size),
+            f"{lease!r}: {len(lease.block_table)} blocks",
+        )
+        _hold("I4", lease.namespace == lease.node.namespace, f"{lease!r}: foreign namespace")
+
+
+def _check_counts(cache: RadixCache, nodes: list[Node]) -> None:
+    """I8 counters equal what a walk finds."""
+    pinned = sum(len(node.block_ids) for node in nodes if node.lock_ref)
+    evictable = sum(len(node.block_ids) for node in nodes if not node.lock_ref)
+    inner = sum(1 for node in nodes if node.parent is not None)
+    pins = cache.pins
+    _hold("I8", pins.num_pinned == pinned, f"{pins.num_pinned} pinned counted, {pinned} found")
+    _hold("I8", pins.num_evictable == evictable, f"{pins.num_evictable} ≠ {evictable} evictable")
+    _hold("I8", cache.tree.num_nodes == inner, f"{cache.tree.num_nodes} nodes ≠ {inner}")

@@ -1,0 +1,31 @@
+"""Configuration of the cache core.
+
+Owns: the numbers that a cache is built from, and their limits.  Does not know: bytes or devices.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from radixcache.errors import InvalidConfig
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a `RadixCache` is built from.
+
+    num_blocks           blocks in the pool, at least 1
+    block_size           tokens a block, at least 1; prefixes are shared in whole blocks
+    enable_prefix_cache  False: every prompt is computed whole, nothing is published
+
+    Raises InvalidConfig for numbers below 1.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    enable_prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidConfig(f"{name} must be an integer of at least 1, not {value!r}")

@@ -1,0 +1,55 @@
+"""Errors of the cache core, drawn as a tree: whose doing is it?
+
+CacheError
+├── CallerError            the caller's mistake; nothing was changed
+│   ├── InvalidTokens         token ids that can't be packed
+│   ├── InvalidConfig         a cache that can't be built
+│   └── InvalidLease          a lease that is released, foreign, or asked for the impossible
+├── OutOfBlocks            the world: the pool is too small right now; nothing was changed
+└── InvariantViolation     our bug; the cache can't be trusted any more
+"""
+
+
+class CacheError(Exception):
+    """Base of every error that the core raises on purpose."""
+
+
+class CallerError(CacheError, ValueError):
+    """The caller's mistake.  The cache is as it was before the call."""
+
+
+class InvalidTokens(CallerError):
+    """Token ids that are not integers from 0 to 2³¹ − 1."""
+
+
+class InvalidConfig(CallerError):
+    """A configuration from which no cache can be built."""
+
+
+class InvalidLease(CallerError):
+    """A lease that is released, belongs to another cache, or is asked for the impossible."""
+
+
+class OutOfBlocks(CacheError):
+    """The pool has too few blocks that are free or evictable.
+
+    The lease is as it was before the call.  Release a lease (preempt a sequence), or use a larger
+    pool, and try again.
+
+    needed     blocks that the call needs beside those it could share
+    free       blocks free right now
+    evictable  cached blocks that could be evicted for this call
+    """
+
+    def __init__(self, *, needed: int, free: int, evictable: int) -> None:
+        super().__init__(
+            f"{needed} blocks needed, but only {free} are free and {evictable} evictable: "
+            "release a lease or use a larger pool"
+        )
+        self.needed = needed
+        self.free = free
+        self.evictable = evictable
+
+
+class InvariantViolation(CacheError, AssertionError):
+    """The cache's own state contradicts itself: a bug in the cache, not in its caller."""

@@ -1,0 +1,60 @@
+"""Ordered index of the leaves that may be evicted from one tier.
+
+Owns: membership and order.  Does not know: tokens, memory, why a rank is what it is.
+Idea: a rank changes only when its node is touched, so a sorted set never needs rebuilding: taking
+the next victim costs the same among ten leaves and a million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sortedcontainers import SortedSet
+
+from radixcache.errors import InvariantViolation
+from radixcache.node import Node
+from radixcache.policy import EvictionPolicy, Rank
+
+
+class EvictionIndex:
+    """The evictable leaves in the policy's order; every operation O(log n)."""
+
+    __slots__ = ("_entries", "_order", "policy")
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self._order: SortedSet = SortedSet()  # (rank, node_id): ids break ties by age
+        self._entries: dict[int, tuple[Rank, Node]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, node: Node) -> bool:
+        return node.node_id in self._entries
+
+    def __iter__(self) -> Iterator[Node]:
+        """Iterate over the leaves, the next victim first."""
+        return (self._entries[node_id][1] for _, node_id in self._order)
+
+    def add(self, node: Node) -> None:
+        """Enter a leaf under its present rank.  Raises InvariantViolation if it is in already."""
+        if node.node_id in self._entries:
+            raise InvariantViolation(f"{node!r} enters the eviction index twice")
+        rank = self.policy.rank(node)
+        self._entries[node.node_id] = (rank, node)
+        self._order.add((rank, node.node_id))
+
+    def remove(self, node: Node) -> None:
+        """Take a leaf out.  Raises InvariantViolation if it is not in."""
+        entry = self._entries.pop(node.node_id, None)
+        if entry is None:
+            raise InvariantViolation(f"{node!r} is not in the eviction index")
+        self._order.remove((entry[0], node.node_id))
+
+    def first(self) -> Node | None:
+        """Return the next victim, or None where nothing can be evicted."""
+        return self._entries[self._order[0][1]][1] if self._order else None
+
+    def rank_of(self, node: Node) -> Rank:
+        """Return the rank under which a leaf stands in the index."""
+        return self._entries[node.node_id][0]

@@ -1,0 +1,79 @@
+"""One node of the radix tree: an edge of whole blocks, and who stands on it.
+
+Owns: the fields.  Does not know: how they change; tree and pins do that.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol
+
+from radixcache.namespace import Namespace
+from radixcache.tokens import TOKEN_BYTES
+
+
+class NodeFacts(Protocol):
+    """What an eviction policy may see of a node."""
+
+    @property
+    def node_id(self) -> int:
+        """Order of creation, unique in the cache."""
+
+    @property
+    def last_access(self) -> int:
+        """Logical time of the last acquire or commit that ended here, or at an evicted child."""
+
+
+class Node:
+    """A run of tokens whose K/V is cached, behind its parent's.
+
+        parent ──edge: block 0 │ block 1 │ … ──► node ──► children, by their first block
+
+    edge         packed tokens from the parent to here, whole blocks; grows in place on a leaf
+    block_ids    one block id for each block of the edge
+    children     child nodes by the bytes of their edge's first block
+    lock_ref     leases that end here + children that are pinned; 0 means evictable
+    last_access  logical time of the last acquire or commit that ended here, or at an evicted child
+    """
+
+    __slots__ = (
+        "block_ids",
+        "children",
+        "edge",
+        "last_access",
+        "lock_ref",
+        "namespace",
+        "node_id",
+        "parent",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        *,
+        namespace: Namespace,
+        parent: Node | None,
+        edge: bytearray,
+        block_ids: array[int],
+    ) -> None:
+        self.node_id = node_id
+        self.namespace = namespace
+        self.parent = parent
+        self.edge = edge
+        self.block_ids = block_ids
+        self.children: dict[bytes, Node] = {}
+        self.lock_ref = 0
+        self.last_access = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens on the edge."""
+        return len(self.edge) // TOKEN_BYTES
+
+    @property
+    def is_leaf(self) -> bool:
+        """True where no child hangs below; a root is never a leaf."""
+        return not self.children and self.parent is not None
+
+    def __repr__(self) -> str:
+        return f"Node({self.node_id}, {self.num_tokens} tokens, lock_ref={self.lock_ref})"

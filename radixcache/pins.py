@@ -1,0 +1,89 @@
+"""Who stands on which node: pins, and what may be evicted because nobody does.
+
+Owns: `lock_ref`, the counts of pinned and evictable blocks, and membership of the eviction index.
+Does not know: tokens, or which lease pins.
+Idea: a node is pinned by the leases that end on it and by its pinned children.  A pin travels up
+only where it turns a node from unpinned to pinned, so pinning below a busy prefix is O(1).
+"""
+
+from __future__ import annotations
+
+from radixcache.errors import InvariantViolation
+from radixcache.eviction import EvictionIndex
+from radixcache.node import Node
+
+
+class Pins:
+    """Reference counts on nodes; keeps the eviction index in step with them."""
+
+    __slots__ = ("index", "num_evictable", "num_pinned")
+
+    def __init__(self, index: EvictionIndex) -> None:
+        self.index = index
+        self.num_evictable = 0  # blocks of nodes with lock_ref 0
+        self.num_pinned = 0  # blocks of nodes with lock_ref above 0
+
+    def lock(self, node: Node) -> None:
+        """Pin a node and with it every ancestor; O(ancestors that were unpinned)."""
+        current: Node | None = node
+        while current is not None:
+            current.lock_ref += 1
+            if current.lock_ref > 1:
+                return
+            self.num_evictable -= len(current.block_ids)
+            self.num_pinned += len(current.block_ids)
+            if current.is_leaf:
+                self.index.remove(current)
+            current = current.parent
+
+    def unlock(self, node: Node) -> None:
+        """Take back one `lock`.  Raises InvariantViolation where there is none."""
+        current: Node | None = node
+        while current is not None:
+            if current.lock_ref < 1:
+                raise InvariantViolation(f"{current!r} is unpinned more often than pinned")
+            current.lock_ref -= 1
+            if current.lock_ref > 0:
+                return
+            self.num_evictable += len(current.block_ids)
+            self.num_pinned -= len(current.block_ids)
+            if current.is_leaf:
+                self.index.add(current)
+            current = current.parent
+
+    def attached(self, leaf: Node) -> None:
+        """Account for a new, unpinned leaf; its parent is a leaf no more."""
+        self.num_evictable += len(leaf.block_ids)
+        parent = leaf.parent
+        if parent is not None and parent in self.index:
+            self.index.remove(parent)
+        self.index.add(leaf)
+
+    def extended(self, num_blocks: int) -> None:
+        """Account for blocks added to a pinned leaf's edge."""
+        self.num_pinned += num_blocks
+
+    def trimmed(self, num_blocks: int) -> None:
+        """Account for blocks cut off an evictable leaf."""
+        self.num_evictable -= num_blocks
+
+    def removed(self, leaf: Node, parent: Node) -> None:
+        """Account for an evictable leaf taken off; its parent may be an evictable leaf now."""
+        self.index.remove(leaf)
+        self.num_evictable -= len(leaf.block_ids)
+        if parent.is_leaf and parent.lock_ref == 0:
+            self.index.add(parent)
+
+    def num_unpinned_above(self, node: Node, inside: int, block_size: int) -> int:
+        """Return how many blocks of a path are evictable now, and pinned once `node` is locked.
+
+        inside  tokens of `node`'s own edge that count
+        """
+        if node.lock_ref:
+            return 0
+        count = inside // block_size
+        current = node.parent
+        while current is not None and current.lock_ref == 0:
+            count += len(current.block_ids)
+            current = current.parent
+        return count

@@ -1,0 +1,66 @@
+"""Counters of the cache as one frozen record.
+
+Owns: the names and what they count.  Does not know: where they are shown.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The cache in numbers.  Blocks: free + private + pinned + evictable = num_blocks.
+
+    num_blocks        blocks in the pool
+    num_free          blocks without an owner
+    num_private       blocks held by leases alone, not (yet) published
+    num_pinned        blocks of the tree that a lease stands on or below
+    num_evictable     blocks of the tree that nobody stands on
+    num_nodes         nodes of the tree, over all namespaces
+    num_leases        leases not released yet
+    queries           times that a prompt was acquired, failures not counted
+    query_tokens      tokens of those prompts
+    hit_tokens        of those, tokens found in the cache
+    published_blocks  blocks that the tree took over
+    twin_blocks       blocks freed because another lease had published the same tokens first
+    evicted_blocks    cached blocks given up to make room
+    out_of_blocks     calls refused because too few blocks were free or evictable
+    """
+
+    num_blocks: int
+    num_free: int
+    num_private: int
+    num_pinned: int
+    num_evictable: int
+    num_nodes: int
+    num_leases: int
+    queries: int
+    query_tokens: int
+    hit_tokens: int
+    published_blocks: int
+    twin_blocks: int
+    evicted_blocks: int
+    out_of_blocks: int
+
+
+class Counters:
+    """The running counts behind `CacheStats`; the cache alone changes them."""
+
+    __slots__ = (
+        "evicted_blocks",
+        "hit_tokens",
+        "out_of_blocks",
+        "published_blocks",
+        "queries",
+        "query_tokens",
+        "twin_blocks",
+    )
+
+    def __init__(self) -> None:
+        self.queries = 0
+        self.query_tokens = 0
+        self.hit_tokens = 0
+        self.published_blocks = 0
+        self.twin_blocks = 0
+        self.evicted_blocks = 0
+        self.out_of_blocks = 0

@@ -1,0 +1,151 @@
+"""The radix tree: token prefixes to nodes, one disjoint tree a namespace.
+
+Owns: the shape (roots, edges, children).  Does not know: pins, eviction, free blocks.
+Idea: edges are packed bytes in whole blocks, and siblings differ in their first block, so a child
+is found by hashing one block and an edge is compared by one `startswith` at an offset.
+
+    root ──[A A A A│B B B B]──► n1 ──[C C C C]──► n2        block_size 4
+                                 └───[D D D D│E E E E]──► n3
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from radixcache.namespace import Namespace
+from radixcache.node import Node
+from radixcache.tokens import TOKEN_BYTES, Packed, common_prefix_len
+
+
+class Position(NamedTuple):
+    """Where a key leaves the tree.
+
+    node        the last node that the key reaches, perhaps only a part of its edge
+    num_tokens  tokens of the key that are in the tree, whole blocks
+    inside      tokens of `node`'s edge that the key covers; all of them unless it leaves inside
+    """
+
+    node: Node
+    num_tokens: int
+    inside: int
+
+
+class RadixTree:
+    """Prefixes of packed tokens as nodes with whole-block edges."""
+
+    __slots__ = ("_next_id", "block_size", "num_nodes", "roots")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.roots: dict[Namespace, Node] = {}
+        self.num_nodes = 0  # roots not counted
+        self._next_id = 0
+
+    def root(self, namespace: Namespace) -> Node:
+        """Return the root of a namespace, made if it has none yet."""
+        node = self.roots.get(namespace)
+        if node is None:
+            node = self.roots[namespace] = self._node(namespace, None, bytearray(), array("i"))
+        return node
+
+    def drop_root(self, root: Node) -> None:
+        """Forget a root without children, so that past namespaces cost nothing."""
+        if not root.children:
+            self.roots.pop(root.namespace, None)
+
+    def find(self, start: Node, tokens: Packed, offset: int, end: int) -> Position:
+        """Follow `tokens[offset:end]` down from `start`; change nothing.
+
+        offset, end  in tokens; `start` stands at `offset`
+        returns      `num_tokens` counts from the key's own begin, so it is `offset` on no match
+
+        O(nodes passed) steps and one comparison of the bytes matched.
+        """
+        block_bytes = self.block_size * TOKEN_BYTES
+        node, at, stop = start, offset * TOKEN_BYTES, end * TOKEN_BYTES
+        while at + block_bytes <= stop:
+            child = node.children.get(bytes(tokens[at : at + block_bytes]))
+            if child is None:
+                break
+            edge = child.edge
+            if at + len(edge) <= stop and tokens.startswith(edge, at):
+                node, at = child, at + len(edge)
+                continue
+            passed = at // TOKEN_BYTES
+            same = common_prefix_len(tokens, passed, edge, end - passed)
+            inside = same - same % self.block_size
+            return Position(child, passed + inside, inside)
+        return Position(node, at // TOKEN_BYTES, node.num_tokens)
+
+    def split(self, node: Node, inside: int) -> Node:
+        """Cut a node's edge after `inside` tokens; return the new upper node.
+
+            parent ──[0 … inside│inside … n]──► node
+            parent ──[0 … inside]──► upper ──[inside … n]──► node
+
+        `node` stays the lower part, so whoever holds it holds what it held.  The upper node is
+        pinned if the lower is, by that one child.
+        """
+        cut, cut_blocks = inside * TOKEN_BYTES, inside // self.block_size
+        parent = node.parent
+        assert parent is not None
+        upper = self._node(node.namespace, parent, node.edge[:cut], node.block_ids[:cut_blocks])
+        upper.last_access = node.last_access
+        upper.lock_ref = 1 if node.lock_ref else 0
+        parent.children[self._first_block(upper)] = upper
+        del node.edge[:cut]
+        del node.block_ids[:cut_blocks]
+        node.parent = upper
+        upper.children[self._first_block(node)] = node
+        self.num_nodes += 1
+        return upper
+
+    def attach(self, parent: Node, edge: bytearray, block_ids: array[int]) -> Node:
+        """Hang a new leaf below `parent`; its first block must be new there."""
+        node = self._node(parent.namespace, parent, edge, block_ids)
+        parent.children[self._first_block(node)] = node
+        self.num_nodes += 1
+        return node
+
+    def extend(self, leaf: Node, edge: Packed, block_ids: array[int]) -> None:
+        """Lengthen a leaf's edge in place: a growing sequence stays one node."""
+        leaf.edge.extend(edge)
+        leaf.block_ids.extend(block_ids)
+
+    def trim(self, leaf: Node, num_blocks: int) -> array[int]:
+        """Cut the last blocks off a leaf's edge, fewer than all; return their ids."""
+        keep = len(leaf.block_ids) - num_blocks
+        cut = leaf.block_ids[keep:]
+        del leaf.block_ids[keep:]
+        del leaf.edge[keep * self.block_size * TOKEN_BYTES :]
+        return cut
+
+    def remove(self, leaf: Node) -> Node:
+        """Take a leaf off the tree; return its parent."""
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[self._first_block(leaf)]
+        leaf.parent = None
+        self.num_nodes -= 1
+        return parent
+
+    def walk(self) -> Iterator[Node]:
+        """Iterate over all nodes, parents before children, roots included."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _node(
+        self, namespace: Namespace, parent: Node | None, edge: bytearray, block_ids: array[int]
+    ) -> Node:
+        self._next_id += 1
+        return Node(
+            self._next_id, namespace=namespace, parent=parent, edge=edge, block_ids=block_ids
+        )
+
+    def _first_block(self, node: Node) -> bytes:
+        return bytes(node.edge[: self.block_size * TOKEN_BYTES])
