@@ -8,6 +8,7 @@ the server and the command line translate.
     │   ├── InvalidRequest       a field has a wrong value
     │   ├── PromptTooLong        the prompt fits neither the model nor the pool
     │   └── ModelNotFound        another model was asked for than is served
+    ├── InvalidSetting        the operator's mistake in a setting
     ├── ModelFileError        the model's files are missing, damaged or not supported
     │   └── DownloadError        a download failed, or its bytes are wrong
     ├── ServerBusy            too many requests wait: come back later
@@ -49,6 +50,10 @@ class PromptTooLong(RequestError):
 
 class ModelNotFound(RequestError):
     """A request names a model that this server does not serve."""
+
+
+class InvalidSetting(RuntimeFault):
+    """A setting, or a set of them, that no engine or server can be built from."""
 
 
 class ModelFileError(RuntimeFault):

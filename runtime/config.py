@@ -1,0 +1,81 @@
+"""Settings of the runtime, their defaults and limits.
+
+Owns: every number that a user can set.  Does not know: models, devices, what a setting costs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.errors import InvalidSetting
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""The model that `radixcache pull` fetches and every command uses unless told otherwise."""
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a runtime is built from.
+
+    model                the embedded model's name, a .gguf file, a Hugging Face folder or hub name
+    device               "auto" (CUDA where there is one, else the CPU), "cpu", "cuda", "cuda:1" …
+    dtype                of weights and K/V: "auto" (bfloat16 on CUDA, float32 on the CPU) or a name
+    kv_memory_bytes      memory for K/V, in bytes
+    num_blocks           blocks of the pool, instead of `kv_memory_bytes`
+    block_size           tokens a block; prefixes are shared in whole blocks
+    enable_prefix_cache  False computes every prompt whole
+    max_len              longest sequence in tokens; None takes what model and pool allow
+    max_step_tokens      tokens computed in one step, over all sequences (the token budget)
+    max_chunk_tokens     tokens of one prompt computed in one step; 0: as many as the budget has
+    max_running          sequences computed together
+    max_waiting          requests that may wait; more are refused
+    num_threads          threads of the CPU kernels; 0 leaves the choice to torch
+
+    Raises InvalidSetting that names the field.
+    """
+
+    model: str = DEFAULT_MODEL
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_memory_bytes: int = 1 << 30
+    num_blocks: int | None = None
+    block_size: int = 16
+    enable_prefix_cache: bool = True
+    max_len: int | None = None
+    max_step_tokens: int = 512
+    max_chunk_tokens: int = 0
+    max_running: int = 64
+    max_waiting: int = 1024
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InvalidSetting(f"dtype is {self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        for name in ("kv_memory_bytes", "block_size", "max_running", "max_waiting"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("num_blocks", "max_len"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        for name in ("max_chunk_tokens", "num_threads"):
+            _at_least(name, getattr(self, name), 0)
+        if self.max_step_tokens <= self.max_running:
+            raise InvalidSetting(
+                f"max_step_tokens ({self.max_step_tokens}) must exceed max_running "
+                f"({self.max_running}), so that prompts advance while every sequence decodes"
+            )
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the engine needs of the settings; see `RuntimeConfig` for each."""
+
+    max_len: int
+    max_step_tokens: int = 512
+    max_chunk_tokens: int = 0
+    max_running: int = 64
+    max_waiting: int = 1024
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidSetting(f"{name} must be a whole number of at least {least}, not {value!r}")

@@ -1,0 +1,51 @@
+"""From logits to tokens, as each slice asked.
+
+Owns: which rows are drawn and with what noise.  Does not know: requests, text, the scheduler.
+Idea: noise is a function of (seed, position) alone, so a request draws the same tokens whatever
+runs beside it, and again after preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+
+from kernels.sampling import sample
+from runtime.plan import Draw
+
+
+def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Choose one token a row.
+
+    logits  [R, V] float32
+    draws   R of them
+
+    Greedy rows cost one argmax; the others a sort and V random numbers each.
+    """
+    tokens: list[int] = logits.argmax(-1).tolist()
+    rows = [row for row, draw in enumerate(draws) if draw.temperature > 0]
+    if rows:
+        drawn = [draws[row] for row in rows]
+        noise = torch.stack([_noise(draw, logits.shape[-1]) for draw in drawn])
+        device = logits.device
+        chosen = sample(
+            logits[torch.tensor(rows, device=device)],
+            noise.to(device),
+            temperature=torch.tensor([d.temperature for d in drawn], device=device),
+            top_k=torch.tensor([d.top_k for d in drawn], device=device),
+            top_p=torch.tensor([d.top_p for d in drawn], device=device),
+            min_p=torch.tensor([d.min_p for d in drawn], device=device),
+        )
+        for row, token in zip(rows, chosen.tolist(), strict=True):
+            tokens[row] = token
+    return tokens
+
+
+def _noise(draw: Draw, vocab_size: int) -> torch.Tensor:
+    """Uniform noise of one row; drawn on the CPU, so that it is the same on every device."""
+    words = f"{draw.seed}:{draw.position}".encode()
+    state = int.from_bytes(blake2b(words, digest_size=8).digest()[:8], "little") >> 1
+    generator = torch.Generator().manual_seed(state)
+    return torch.rand(vocab_size, generator=generator)

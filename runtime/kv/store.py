@@ -1,0 +1,72 @@
+"""The memory behind block ids: paged K and V of every layer.
+
+Owns: the tensor and its layout.  Does not know: tokens, leases, who uses which block.
+
+    pool  [layers, 2 (K, V), num_blocks, block_size, kv heads, head dim]
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels import copy_blocks
+from radixcache.lease import BlockCopy
+from runtime.models.config import ModelConfig
+
+
+class KVStore:
+    """K and V of `num_blocks` blocks, for all layers in one tensor.
+
+    Memory is touched only as blocks are first written, so an unused pool costs little.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (
+            config.num_layers,
+            2,
+            num_blocks,
+            block_size,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        self.block_size = block_size
+        self.pool = torch.empty(shape, dtype=dtype, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole pool."""
+        return self.pool.numel() * self.pool.element_size()
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V of one layer, each [num_blocks, block_size, kv heads, head dim]."""
+        return self.pool[index, 0], self.pool[index, 1]
+
+    def copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Carry out block copies in order, all layers at once."""
+        batch: list[BlockCopy] = []
+        touched: set[int] = set()
+        for copy in copies:
+            if copy.src in touched or copy.dst in touched:  # order matters: finish those before
+                self._copy_batch(batch)
+                batch, touched = [], set()
+            batch.append(copy)
+            touched |= {copy.src, copy.dst}
+        self._copy_batch(batch)
+
+    def _copy_batch(self, batch: list[BlockCopy]) -> None:
+        if not batch:
+            return
+        device = self.pool.device
+        src, dst, num_slots = (
+            torch.tensor(column, device=device)
+            for column in zip(*((c.src, c.dst, c.num_tokens) for c in batch), strict=True)
+        )
+        copy_blocks(self.pool[:, 0], self.pool[:, 1], src, dst, num_slots)

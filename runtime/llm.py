@@ -1,0 +1,155 @@
+"""The library's front door: a model that continues prompts, in one object.
+
+Owns: the loop that runs the engine for a caller who waits.  Does not know: HTTP, threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import msgspec
+
+from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
+from radixcache.tokens import pack_tokens
+from runtime.config import DEFAULT_MODEL, RuntimeConfig
+from runtime.engine import EngineStats
+from runtime.errors import EngineFailure, InvalidRequest
+from runtime.loading import Progress, Runtime, load_runtime
+from runtime.request import FinishReason, Request, RequestOutput, SamplingParams, Usage
+
+Prompt = str | list[int]
+"""Text, or token ids."""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one prompt.
+
+    token_ids  new tokens; the text is theirs, less the stop
+    usage      tokens of the prompt, and how many of them were found in the cache
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+
+
+class LLM:
+    """A model with a prefix cache.
+
+    model     name, file or folder; see `RuntimeConfig.model`
+    progress  told of downloads and loading
+    settings  fields of `RuntimeConfig`
+
+    Loading takes seconds; later prompts that begin like earlier ones are prefilled from where
+    they differ.  One thread at a time.  Raises ModelFileError, InvalidSetting.
+    """
+
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, progress: Progress | None = None, **settings: Any
+    ) -> None:
+        self.runtime: Runtime = load_runtime(
+            RuntimeConfig(model=model, **settings), progress=progress
+        )
+        self._num_requests = 0
+
+    # A str is itself a sequence of strs, but only the first form is meant for one.
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str, sampling: SamplingParams | None = None
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams | None = None
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompts: str | Sequence[Prompt], sampling: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Continue one text, or a list of texts and token-id lists in one batch.
+
+        Special tokens in a text are text; give token ids (such as `chat_tokens`) for control.
+        Raises InvalidRequest or PromptTooLong before anything runs, EngineFailure if a step fails.
+        """
+        if isinstance(prompts, str):
+            return self._run([self._ids(prompts)], sampling)[0]
+        return self._run([self._ids(prompt) for prompt in prompts], sampling)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        on_news: Callable[[RequestOutput], None] | None = None,
+    ) -> Completion:
+        """Answer a conversation: a list of {"role": …, "content": …}.
+
+        on_news  called with each piece of news, to show prefill progress and stream text
+        """
+        return self._run([self.chat_tokens(messages)], sampling, on_news=on_news)[0]
+
+    def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the token ids of a conversation under the model's chat template."""
+        template = self.runtime.chat_template
+        if template is None:
+            raise InvalidRequest(
+                f"{self.runtime.name} has no chat template: use generate with a prompt of your own"
+            )
+        return template.encode(messages)
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counters."""
+        return self.runtime.engine.stats()
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.runtime.tokenizer.encode_prompt(prompt)
+        return prompt
+
+    def _run(
+        self,
+        prompts: Sequence[list[int]],
+        sampling: SamplingParams | None,
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        on_news: Callable[[RequestOutput], None] | None = None,
+    ) -> list[Completion]:
+        engine = self.runtime.engine
+        names = []
+        try:
+            for ids in prompts:
+                self._num_requests += 1
+                name = f"prompt-{self._num_requests}"
+                engine.submit(
+                    Request(
+                        request_id=name,
+                        prompt=pack_tokens(ids),
+                        sampling=sampling or SamplingParams(),
+                        namespace=namespace,
+                    )
+                )
+                names.append(name)
+            news: dict[str, list[RequestOutput]] = {name: [] for name in names}
+            while any(not told or told[-1].finish_reason is None for told in news.values()):
+                for output in engine.step():
+                    news[output.request_id].append(output)
+                    if on_news:
+                        on_news(output)
+        finally:  # after an error or an interrupt nothing of ours stays behind
+            for name in names:
+                engine.abort(name)
+        return [_completion(news[name]) for name in names]
+
+
+def _completion(news: list[RequestOutput]) -> Completion:
+    last = news[-1]
+    if last.finish_reason is None or last.finish_reason == "error":
+        raise EngineFailure(last.error or "the engine stopped before the request ended")
+    return Completion(
+        text="".join(output.text for output in news),
+        token_ids=tuple(token for output in news for token in output.token_ids),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+    )

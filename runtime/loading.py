@@ -1,0 +1,163 @@
+"""From settings to a running engine: files, weights, memory, parts put together.
+
+Owns: the order of building, and how much K/V fits.  Does not know: requests, HTTP, text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import SystemRandom
+
+import msgspec
+import torch
+
+from radixcache.cache import RadixCache
+from radixcache.config import CacheConfig
+from runtime.config import EngineConfig, RuntimeConfig
+from runtime.engine import Engine
+from runtime.errors import InvalidSetting
+from runtime.executor.executor import ModelExecutor
+from runtime.kv.store import KVStore
+from runtime.models.config import ModelConfig
+from runtime.models.llama import LlamaModel
+from runtime.request import MAX_SEED
+from runtime.tokenizer.chat import ChatTemplate
+from runtime.tokenizer.load import Tokenizer
+from runtime.weights.checkpoint import open_checkpoint
+from runtime.weights.mapping import expected_shapes
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with a stage's name, what is done, and of how much (None where that is not known)."""
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """How much K/V fits, worked out: bytes_per_token = 2 · layers · kv heads · head dim · bytes."""
+
+    dtype: str
+    bytes_per_token: int
+    bytes_per_block: int
+    num_blocks: int
+    block_size: int
+    num_tokens: int
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was built: the engine, and what its front ends need beside it."""
+
+    name: str
+    model_config: ModelConfig
+    memory: Memory
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> Runtime:
+    """Open a model, read its weights, reserve K/V memory and build the engine.
+
+    Raises ModelFileError for the model's files, InvalidSetting for settings that don't fit them.
+    """
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    device, dtype = choose_device(config)
+    checkpoint = open_checkpoint(config.model, progress=progress)
+    shape = checkpoint.config
+    memory = plan_memory(config, shape, dtype)
+    max_len = _max_len(config, shape, memory)
+    total = len(expected_shapes(shape))
+    model = LlamaModel(
+        shape,
+        checkpoint.tensors(),
+        dtype=dtype,
+        device=device,
+        progress=(lambda done: progress("reading weights", done, total)) if progress else None,
+    )
+    store = KVStore(
+        shape,
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        dtype=dtype,
+        device=device,
+    )
+    cache = RadixCache(
+        CacheConfig(
+            num_blocks=memory.num_blocks,
+            block_size=memory.block_size,
+            enable_prefix_cache=config.enable_prefix_cache,
+        )
+    )
+    tokenizer = checkpoint.tokenizer()
+    random = SystemRandom()
+    engine = Engine(
+        cache,
+        EngineConfig(
+            max_len=max_len,
+            max_step_tokens=config.max_step_tokens,
+            max_chunk_tokens=config.max_chunk_tokens,
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+        ),
+        ModelExecutor(model, store),
+        tokenizer=tokenizer,
+        eos_ids=tokenizer.eos_ids,
+        vocab_size=shape.vocab_size,
+        draw_seed=lambda: random.randrange(MAX_SEED),
+    )
+    return Runtime(
+        name=checkpoint.name,
+        model_config=shape,
+        memory=memory,
+        engine=engine,
+        tokenizer=tokenizer,
+        chat_template=checkpoint.chat_template(),
+    )
+
+
+def choose_device(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
+    """Return the device and dtype that the settings mean.  Raises InvalidSetting."""
+    wish = config.device
+    if wish == "auto":
+        wish = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wish)
+    except RuntimeError:
+        raise InvalidSetting(f"device is {wish!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidSetting(f"device is {wish!r}, but this torch finds no CUDA device: use cpu")
+    name = config.dtype
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return device, dtype
+
+
+def plan_memory(config: RuntimeConfig, shape: ModelConfig, dtype: torch.dtype) -> Memory:
+    """Work out how many blocks and tokens the settings' memory holds.  Raises InvalidSetting."""
+    per_token = shape.kv_bytes_per_token(dtype.itemsize)
+    per_block = per_token * config.block_size
+    num_blocks = config.num_blocks or config.kv_memory_bytes // per_block
+    if num_blocks < 1:
+        raise InvalidSetting(
+            f"{config.kv_memory_bytes} bytes of K/V memory hold not even one block of "
+            f"{per_block} bytes: give more memory or a smaller block_size"
+        )
+    return Memory(
+        dtype=str(dtype).removeprefix("torch."),
+        bytes_per_token=per_token,
+        bytes_per_block=per_block,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_tokens=num_blocks * config.block_size,
+    )
+
+
+def _max_len(config: RuntimeConfig, shape: ModelConfig, memory: Memory) -> int:
+    allowed = min(shape.max_len, memory.num_tokens)
+    if config.max_len is None:
+        return allowed
+    if config.max_len > allowed:
+        raise InvalidSetting(
+            f"max_len is {config.max_len}, but the model was trained for {shape.max_len} tokens "
+            f"and the K/V memory holds {memory.num_tokens}: at most {allowed} can be served"
+        )
+    return config.max_len

@@ -1,0 +1,35 @@
+"""What a model reads in one pass: a ragged batch, as tensors.
+
+Owns: the fields.  Does not know: who built it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from runtime.plan import Draw
+
+
+@dataclass(slots=True)
+class Batch:
+    """One ragged batch of S slices with T tokens, R of them to be followed by a choice.
+
+    token_ids, positions  [T] int64
+    slot_mapping          [T] int64       where each token's K/V goes: block · block_size + offset
+    block_table           [S, M] int32    -1 beyond a sequence
+    seq_lens              [S] int32       keys that the last token of each slice sees
+    q_start               [S + 1] int32   slice s owns rows q_start[s] … q_start[s + 1]
+    choose_rows           [R] int64       rows whose logits are wanted
+    draws                 R of them
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    q_start: torch.Tensor
+    choose_rows: torch.Tensor
+    draws: list[Draw]

@@ -1,0 +1,161 @@
+"""The Llama family: weights, and one forward pass over a ragged batch.
+
+Owns: the order of operations of a layer and where its weights lie.  Does not know: files,
+sequences, sampling.
+Idea: one path for prefill and decode.  K/V of the batch is stored first and attention reads only
+the store, so a token attends to the same stored values whoever computed them, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from kernels import extend_attention, store_kv
+from kernels.linear import linear
+from kernels.norm_rope import rms_norm, rotary, rotary_table, silu_and_mul
+from runtime.kv.store import KVStore
+from runtime.models.batch import Batch
+from runtime.models.config import ModelConfig
+from runtime.models.rope import inverse_frequencies
+
+
+@dataclass(slots=True)
+class LlamaLayer:
+    """Weights of one layer; q, k, v in one matrix, gate and up in another.
+
+    qkv      [(H + 2·Hkv)·D, hidden]     gate_up  [2·ffn, hidden]
+    out      [hidden, H·D]               down     [hidden, ffn]
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    ffn_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class LlamaModel:
+    """A Llama-like decoder on one device.
+
+    tensors   (canonical name, tensor) of every weight, already checked against `config`
+    progress  called with the number of tensors taken so far
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._scale = config.head_dim**-0.5
+        weights: dict[str, torch.Tensor] = {}
+        for count, (name, tensor) in enumerate(tensors, 1):
+            weights[name] = tensor.to(device=device, dtype=dtype)
+            _fuse(weights, name)
+            if progress:
+                progress(count)
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._norm = weights["model.norm.weight"]
+        self._head = self._embedding if config.tie_embeddings else weights["lm_head.weight"]
+        self._layers = [_layer(weights, f"model.layers.{i}.") for i in range(config.num_layers)]
+        cos, sin = rotary_table(inverse_frequencies(config), config.max_len)
+        self._cos, self._sin = cos.to(device), sin.to(device)
+
+    def forward(self, batch: Batch, store: KVStore) -> torch.Tensor:
+        """Compute the last hidden state of every token, storing its K/V on the way.
+
+        returns  [T, hidden] in the model's dtype
+        """
+        x = functional.embedding(batch.token_ids, self._embedding)
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        eps = self.config.rms_norm_eps
+        for index, layer in enumerate(self._layers):
+            normed = rms_norm(x, layer.attention_norm, eps=eps)
+            x = x + self._attention(layer, index, normed, batch, store, cos, sin)
+            normed = rms_norm(x, layer.ffn_norm, eps=eps)
+            x = x + linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Project hidden states onto the vocabulary.
+
+        hidden   [R, hidden], rows of `forward`'s result
+        returns  [R, vocab] float32
+        """
+        normed = rms_norm(hidden, self._norm, eps=self.config.rms_norm_eps)
+        return linear(normed, self._head).float()
+
+    def _attention(
+        self,
+        layer: LlamaLayer,
+        index: int,
+        x: torch.Tensor,
+        batch: Batch,
+        store: KVStore,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        heads, kv_heads, dim = (
+            self.config.num_heads,
+            self.config.num_kv_heads,
+            self.config.head_dim,
+        )
+        mixed = linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, dim)
+        turned = rotary(mixed[:, : heads + kv_heads], cos, sin)
+        q, k, v = turned[:, :heads], turned[:, heads:], mixed[:, heads + kv_heads :]
+        k_pool, v_pool = store.layer(index)
+        store_kv(k, v, k_pool, v_pool, batch.slot_mapping)
+        attended = extend_attention(
+            q,
+            k_pool,
+            v_pool,
+            batch.block_table,
+            batch.seq_lens,
+            batch.q_start,
+            scale=self._scale,
+        )
+        return linear(attended.view(-1, heads * dim), layer.out, layer.out_bias)
+
+
+_FUSED = {
+    "self_attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def _fuse(weights: dict[str, torch.Tensor], name: str) -> None:
+    """Replace the parts of a fused matrix by the whole, once the last part is there."""
+    prefix, _, kind = name.rpartition(".")
+    for fused, parts in _FUSED.items():
+        part = next((p for p in parts if prefix.endswith(p)), None)
+        if part is None:
+            continue
+        at = prefix.removesuffix(part)
+        names = [f"{at}{p}.{kind}" for p in parts]
+        if all(n in weights for n in names):
+            weights[f"{at}{fused}.{kind}"] = torch.cat([weights.pop(n) for n in names])
+
+
+def _layer(weights: dict[str, torch.Tensor], at: str) -> LlamaLayer:
+    return LlamaLayer(
+        attention_norm=weights[f"{at}input_layernorm.weight"],
+        qkv=weights[f"{at}self_attn.qkv.weight"],
+        qkv_bias=weights.get(f"{at}self_attn.qkv.bias"),
+        out=weights[f"{at}self_attn.o_proj.weight"],
+        out_bias=weights.get(f"{at}self_attn.o_proj.bias"),
+        ffn_norm=weights[f"{at}post_attention_layernorm.weight"],
+        gate_up=weights[f"{at}mlp.gate_up.weight"],
+        down=weights[f"{at}mlp.down_proj.weight"],
+    )
