@@ -21,6 +21,9 @@ from runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 Prompt = str | list[int]
 """Text, or token ids."""
 
+Listener = Callable[[RequestOutput], None]
+"""Called with each piece of news of a request."""
+
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one prompt.
@@ -49,40 +52,58 @@ class LLM:
     def __init__(
         self, model: str = DEFAULT_MODEL, *, progress: Progress | None = None, **settings: Any
     ) -> None:
-        self.runtime: Runtime = load_runtime(
-            RuntimeConfig(model=model, **settings), progress=progress
-        )
+        config = RuntimeConfig(model=model, **settings)
+        self.runtime: Runtime = load_runtime(config, progress=progress)
         self._num_requests = 0
+
+    @classmethod
+    def from_config(cls, config: RuntimeConfig, *, progress: Progress | None = None) -> LLM:
+        """Build from settings made elsewhere."""
+        return cls(progress=progress, **msgspec.structs.asdict(config))
 
     # A str is itself a sequence of strs, but only the first form is meant for one.
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: str, sampling: SamplingParams | None = None
+        self,
+        prompts: str,
+        sampling: SamplingParams | None = None,
+        *,
+        on_news: Listener | None = None,
     ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams | None = None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        *,
+        on_news: Listener | None = None,
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompts: str | Sequence[Prompt], sampling: SamplingParams | None = None
+        self,
+        prompts: str | Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        *,
+        on_news: Listener | None = None,
     ) -> Completion | list[Completion]:
         """Continue one text, or a list of texts and token-id lists in one batch.
 
         Special tokens in a text are text; give token ids (such as `chat_tokens`) for control.
+        on_news  called with each piece of news, to show progress and stream text
+
         Raises InvalidRequest or PromptTooLong before anything runs, EngineFailure if a step fails.
         """
         if isinstance(prompts, str):
-            return self._run([self._ids(prompts)], sampling)[0]
-        return self._run([self._ids(prompt) for prompt in prompts], sampling)
+            return self._run([self._ids(prompts)], sampling, on_news=on_news)[0]
+        return self._run([self._ids(prompt) for prompt in prompts], sampling, on_news=on_news)
 
     def chat(
         self,
         messages: Sequence[dict[str, Any]],
         sampling: SamplingParams | None = None,
         *,
-        on_news: Callable[[RequestOutput], None] | None = None,
+        on_news: Listener | None = None,
     ) -> Completion:
         """Answer a conversation: a list of {"role": …, "content": …}.
 
@@ -114,7 +135,7 @@ class LLM:
         sampling: SamplingParams | None,
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
-        on_news: Callable[[RequestOutput], None] | None = None,
+        on_news: Listener | None = None,
     ) -> list[Completion]:
         engine = self.runtime.engine
         names = []

@@ -5,7 +5,6 @@ Owns: the fields and which values are allowed.  Does not know: HTTP, tokenizers,
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import msgspec
@@ -60,10 +59,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _within("seed", self.seed, -MAX_SEED, MAX_SEED - 1, whole=True)
         if self.max_tokens is not None:
             _within("max_tokens", self.max_tokens, 1, 2**31 - 1, whole=True)
+        _all_are("stop", self.stop, str)
         if len(self.stop) > MAX_STOP_STRINGS or not all(self.stop):
             raise InvalidRequest(
                 f"stop takes at most {MAX_STOP_STRINGS} texts, none of them empty", param="stop"
             )
+        _all_are("stop_token_ids", self.stop_token_ids, int)
 
     @property
     def greedy(self) -> bool:
@@ -76,8 +77,14 @@ def _within(name: str, value: Any, low: float, high: float, *, whole: bool = Fal
     if isinstance(value, bool) or not isinstance(value, kind):
         expected = "a whole number" if whole else "a number"
         raise InvalidRequest(f"{name} must be {expected}, not {value!r}", param=name)
-    if not (math.isfinite(value) and low <= value <= high):
-        raise InvalidRequest(f"{name} must be from {low} to {high}, not {value}", param=name)
+    if not low <= value <= high:  # NaN is not; a huge int can neither be a float nor be shown
+        raise InvalidRequest(f"{name} must be from {low} to {high}", param=name)
+
+
+def _all_are(name: str, values: Any, kind: type) -> None:
+    # A lone text is a sequence of texts too, and would stop at each of its letters.
+    if not isinstance(values, tuple | list) or any(type(value) is not kind for value in values):
+        raise InvalidRequest(f"{name} must be a tuple of {kind.__name__}", param=name)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

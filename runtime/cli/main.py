@@ -1,0 +1,72 @@
+"""The command line: `radixcache serve | generate | chat | pull | info`.
+
+Owns: finding the command, and turning errors into one line and an exit code.  Does not know: what
+a command does.
+
+    exit codes   0 done · 1 the world (files, network, port, engine) · 2 the caller
+                 130 interrupted
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+
+from radixcache.errors import CallerError
+from runtime.cli import chat, generate, info, pull, serve
+from runtime.errors import InvalidSetting, RequestError, RuntimeFault
+
+_COMMANDS = (serve, generate, chat, pull, info)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = build_parser().parse_args(arguments)
+    try:
+        code: int = args.run(args)
+    except (RequestError, InvalidSetting, CallerError) as error:
+        return _report(error, 2, as_json=args.json)
+    except (RuntimeFault, OSError) as error:
+        return _report(error, 1, as_json=args.json)
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="radixcache", description="Serve a language model that keeps the K/V of every prefix."
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_parser(commands)
+    for sub in commands.choices.values():
+        sub.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    return parser
+
+
+def _report(error: Exception, code: int, *, as_json: bool) -> int:
+    message = str(error) or type(error).__name__
+    if as_json:
+        body = {"error": {"type": type(error).__name__, "message": message}}
+        print(msgspec.json.encode(body).decode(), flush=True)
+    else:
+        print(f"radixcache: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _version() -> str:
+    try:
+        return version("radixcache")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

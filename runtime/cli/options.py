@@ -1,0 +1,129 @@
+"""Flags that several commands share, and what they become.
+
+Owns: names and help of the flags, the settings they make, how long work shows itself.  Does not
+know: what a command does with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from runtime.config import DEFAULT_MODEL, DTYPES, RuntimeConfig
+from runtime.request import SamplingParams
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as 512MiB, 2g or 1073741824; units are powers of 1024.
+
+    >>> parse_bytes("1.5g")
+    1610612736
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 512MiB, 2GiB or bytes")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose a model, its memory and the engine's limits."""
+    default = RuntimeConfig()
+    flag = parser.add_argument
+    flag("--model", default=DEFAULT_MODEL, help="name, .gguf file, Hugging Face folder or hub name")
+    flag("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    flag("--dtype", default="auto", choices=DTYPES, help="of weights and K/V (default auto)")
+    flag(
+        "--kv-memory",
+        type=parse_bytes,
+        default=default.kv_memory_bytes,
+        metavar="SIZE",
+        help="memory for K/V, such as 512MiB or 2GiB (default 1GiB)",
+    )
+    flag("--num-blocks", type=int, metavar="N", help="blocks of the pool, instead of --kv-memory")
+    flag("--block-size", type=int, default=default.block_size, metavar="N", help="tokens a block")
+    flag("--no-prefix-cache", action="store_true", help="compute every prompt whole")
+    flag("--max-len", type=int, metavar="N", help="longest sequence in tokens")
+    for name, text in (
+        ("max-step-tokens", "tokens computed in one step, over all sequences"),
+        ("max-chunk-tokens", "tokens of one prompt computed in one step, 0: no limit of its own"),
+        ("max-running", "sequences computed together"),
+        ("max-waiting", "requests that may wait"),
+        ("num-threads", "threads of the CPU kernels, 0: torch's choice"),
+    ):
+        value = getattr(default, name.replace("-", "_"))
+        flag(f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default {value})")
+
+
+def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
+    """Turn the flags into settings.  Raises InvalidSetting."""
+    return RuntimeConfig(
+        model=args.model,
+        device=args.device,
+        dtype=args.dtype,
+        kv_memory_bytes=args.kv_memory,
+        num_blocks=args.num_blocks,
+        block_size=args.block_size,
+        enable_prefix_cache=not args.no_prefix_cache,
+        max_len=args.max_len,
+        max_step_tokens=args.max_step_tokens,
+        max_chunk_tokens=args.max_chunk_tokens,
+        max_running=args.max_running,
+        max_waiting=args.max_waiting,
+        num_threads=args.num_threads,
+    )
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    """Add the flags that say how tokens are chosen."""
+    flag = parser.add_argument
+    flag("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    flag("--top-k", type=int, default=0, help="keep the k likeliest tokens, 0: all")
+    flag("--top-p", type=float, default=1.0, help="keep tokens up to this probability mass")
+    flag("--min-p", type=float, default=0.0, help="keep tokens this fraction as likely as the top")
+    flag("--seed", type=int, help="same seed, same tokens")
+    flag("--max-tokens", type=int, default=max_tokens, help=f"new tokens (default {max_tokens})")
+    flag(
+        "--stop", action="append", default=[], metavar="TEXT", help="stop at this text; repeatable"
+    )
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """Turn the flags into sampling parameters.  Raises InvalidRequest."""
+    return SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+        max_tokens=args.max_tokens,
+        stop=tuple(args.stop),
+    )
+
+
+@contextmanager
+def shown_progress(*, quiet: bool = False) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show progress on standard error; plain lines where that is no terminal."""
+    console = Console(stderr=True, quiet=quiet)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+    tasks: dict[str, TaskID] = {}
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total, count="")
+                if not console.is_terminal and not quiet:
+                    print(f"{stage} …", file=sys.stderr, flush=True)
+            count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+            bar.update(tasks[stage], completed=done, total=total, count=count)
+
+        yield show

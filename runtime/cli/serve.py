@@ -1,0 +1,88 @@
+"""`radixcache serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import socket
+import sys
+
+import msgspec
+import uvicorn
+
+from runtime.cli.options import add_model_flags, runtime_config, shown_progress
+from runtime.errors import InvalidSetting, RuntimeFault
+from runtime.loading import Runtime, load_runtime
+from runtime.server.app import DRAIN_S, create_app
+
+
+class PortTaken(RuntimeFault):
+    """The address to serve on can't be had."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("serve", help="serve the model over HTTP, as OpenAI does")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default 127.0.0.1)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="port (default 8000)")
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error")
+    )
+    add_model_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Take the port, load the model, and serve until interrupted."""
+    config = runtime_config(args)
+    with _bind(args.host, args.port) as listener:  # first: loading takes longer than failing here
+        with shown_progress(quiet=args.json) as progress:
+            runtime = load_runtime(config, progress=progress)
+        _announce(runtime, listener, as_json=args.json)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(runtime),
+                log_level=args.log_level,
+                timeout_graceful_shutdown=int(DRAIN_S),
+            )
+        )
+        server.run(sockets=[listener])
+    return 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise InvalidSetting(f"port is {port}: choose one from 1 to 65535, or 0 for any free one")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PortTaken(f"can't serve on host {host!r}: {error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"can't be had ({error.strerror})"
+        raise PortTaken(f"port {port} on {host} {why}: choose another with --port") from None
+    return listener
+
+
+def _announce(runtime: Runtime, listener: socket.socket, *, as_json: bool) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    memory = runtime.memory
+    if as_json:
+        ready = {"url": url, "model": runtime.name, "memory": memory}
+        print(msgspec.json.encode(ready).decode(), flush=True)
+        return
+    print(
+        f"{runtime.name} on {url}/v1 · K/V for {memory.num_tokens:,} tokens in "
+        f"{memory.num_blocks:,} blocks of {memory.block_size} ({memory.dtype})",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,68 @@
+"""The web application: routes, error answers, and the engine's life.
+
+Owns: putting them together.  Does not know: what a route does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from radixcache.errors import CacheError
+from runtime.async_engine import AsyncEngine
+from runtime.errors import RuntimeFault
+from runtime.loading import Runtime
+from runtime.metrics import ServerMetrics
+from runtime.server.errors import answer_error
+from runtime.server.routes import Endpoints
+
+DRAIN_S = 10.0
+"""How long requests in flight may go on after the server is told to stop, in seconds."""
+
+
+def create_app(runtime: Runtime, *, drain_s: float = DRAIN_S) -> Starlette:
+    """Return the application that serves a runtime; its lifespan runs the engine's thread."""
+    engine = AsyncEngine(runtime.engine)
+    endpoints = Endpoints(runtime, engine, ServerMetrics(lambda: engine.latest_stats))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(engine.stop, drain_s=drain_s)
+
+    return Starlette(
+        routes=[
+            Route("/health", endpoints.health),
+            Route("/metrics", endpoints.metrics),
+            Route("/v1/models", endpoints.models),
+            Route("/v1/models/{name:path}", endpoints.model),
+            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/v1/completions", endpoints.completions, methods=["POST"]),
+        ],
+        exception_handlers={
+            RuntimeFault: answer_error,
+            CacheError: answer_error,
+            msgspec.ValidationError: answer_error,
+            HTTPException: answer_error,
+            ClientDisconnect: _answer_nobody,
+            Exception: answer_error,
+        },
+        lifespan=lifespan,
+    )
+
+
+async def _answer_nobody(request: HttpRequest, error: Exception) -> Response:
+    """The client is gone; whatever is returned goes nowhere (499 as nginx logs it)."""
+    return Response(status_code=499)
