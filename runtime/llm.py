@@ -14,7 +14,7 @@ from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.tokens import pack_tokens
 from runtime.config import DEFAULT_MODEL, RuntimeConfig
 from runtime.engine import EngineStats
-from runtime.errors import EngineFailure, InvalidRequest
+from runtime.errors import EngineFailure
 from runtime.loading import Progress, Runtime, load_runtime
 from runtime.request import FinishReason, Request, RequestOutput, SamplingParams, Usage
 
@@ -109,16 +109,13 @@ class LLM:
 
         on_news  called with each piece of news, to show prefill progress and stream text
         """
-        return self._run([self.chat_tokens(messages)], sampling, on_news=on_news)[0]
+        completion = self._run([self.chat_tokens(messages)], sampling, on_news=on_news)[0]
+        self.runtime.remember_reply(completion.text, completion.token_ids)
+        return completion
 
     def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Return the token ids of a conversation under the model's chat template."""
-        template = self.runtime.chat_template
-        if template is None:
-            raise InvalidRequest(
-                f"{self.runtime.name} has no chat template: use generate with a prompt of your own"
-            )
-        return template.encode(messages)
+        return self.runtime.chat_tokens(messages)
 
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
@@ -153,7 +150,7 @@ class LLM:
                 )
                 names.append(name)
             news: dict[str, list[RequestOutput]] = {name: [] for name in names}
-            while any(not told or told[-1].finish_reason is None for told in news.values()):
+            while engine.has_work:  # until the K/V of the last tokens is there, too
                 for output in engine.step():
                     news[output.request_id].append(output)
                     if on_news:

@@ -5,17 +5,20 @@ Owns: the order of building, and how much K/V fits.  Does not know: requests, HT
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import SystemRandom
+from typing import Any
 
 import msgspec
 import torch
 
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
+from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from runtime.config import EngineConfig, RuntimeConfig
 from runtime.engine import Engine
-from runtime.errors import InvalidSetting
+from runtime.errors import InvalidRequest, InvalidSetting
 from runtime.executor.executor import ModelExecutor
 from runtime.kv.store import KVStore
 from runtime.models.config import ModelConfig
@@ -23,6 +26,7 @@ from runtime.models.llama import LlamaModel
 from runtime.request import MAX_SEED
 from runtime.tokenizer.chat import ChatTemplate
 from runtime.tokenizer.load import Tokenizer
+from runtime.tokenizer.replies import ReplyMemory
 from runtime.weights.checkpoint import open_checkpoint
 from runtime.weights.mapping import expected_shapes
 
@@ -42,7 +46,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was built: the engine, and what its front ends need beside it."""
+    """Everything that was built: the engine, and what its front ends need beside it.
+
+    replies  which token ids the latest replies were made of
+    """
 
     name: str
     model_config: ModelConfig
@@ -50,6 +57,34 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    replies: ReplyMemory
+
+    def chat_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+    ) -> list[int]:
+        """Return a conversation's token ids; replies given lately keep theirs.
+
+        Raises InvalidRequest where the model has no chat template, or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise InvalidRequest(
+                f"{self.name} has no chat template: send a prompt of your own as a completion",
+                param="messages",
+            )
+        return self.chat_template.encode(messages, recall=partial(self.replies.recall, namespace))
+
+    def remember_reply(
+        self, text: str, token_ids: Sequence[int], *, namespace: Namespace = DEFAULT_NAMESPACE
+    ) -> None:
+        """Note which ids a reply's text was made of, so that the next turn can begin with them."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.tokenizer.eos_ids:
+            ids.pop()
+        if self.tokenizer.decode(ids) == text:  # else a stop string cut it
+            self.replies.remember(namespace, text, ids)
 
 
 def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> Runtime:
@@ -110,6 +145,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         engine=engine,
         tokenizer=tokenizer,
         chat_template=checkpoint.chat_template(),
+        replies=ReplyMemory(),
     )
 
 

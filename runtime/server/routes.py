@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from radixcache.tokens import pack_tokens
 from runtime.async_engine import AsyncEngine, RequestStream
-from runtime.errors import InvalidRequest, ModelNotFound
+from runtime.errors import ModelNotFound
 from runtime.loading import Runtime
 from runtime.metrics import CONTENT_TYPE, ServerMetrics
 from runtime.request import Request, RequestOutput, SamplingParams, Usage
@@ -97,12 +97,7 @@ class Endpoints:
         """`POST /v1/chat/completions`."""
         body = await _read(request, ChatRequest)
         self._check_model(body.model)
-        template = self._runtime.chat_template
-        if template is None:
-            raise InvalidRequest(
-                f"{self._runtime.name} has no chat template: use /v1/completions", param="messages"
-            )
-        ids = await run_in_threadpool(template.encode, body.template_messages())
+        ids = await run_in_threadpool(self._runtime.chat_tokens, body.template_messages())
         max_tokens = body.max_completion_tokens
         if max_tokens is None:
             max_tokens = body.max_tokens
@@ -154,6 +149,8 @@ class Endpoints:
             choices=(),
         )
         news = self._observed(stream, began)
+        if chat:
+            news = self._remembered(news)
         places = {name: place for place, name in enumerate(names)}
         if body.stream:
             make = _choice_maker(chat=chat, whole=False, with_ids=body.return_token_ids)
@@ -174,6 +171,20 @@ class Endpoints:
                     self._metrics.time_to_first_token.labels(cached).observe(self._clock() - began)
                 if output.finish_reason is not None:
                     self._metrics.request_duration.observe(self._clock() - began)
+                yield output
+
+    async def _remembered(
+        self, news: AsyncGenerator[RequestOutput, None]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Pass a chat's news on, and note which ids its text was made of."""
+        texts: list[str] = []
+        ids: list[int] = []
+        async with aclosing(news):
+            async for output in news:
+                texts.append(output.text)
+                ids += output.token_ids
+                if output.finish_reason in ("stop", "length"):
+                    self._runtime.remember_reply("".join(texts), ids)
                 yield output
 
     def _card(self) -> ModelCard:
