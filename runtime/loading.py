@@ -17,7 +17,7 @@ from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from runtime.config import EngineConfig, RuntimeConfig
-from runtime.engine import Engine
+from runtime.engine import Engine, Executor
 from runtime.errors import InvalidRequest, InvalidSetting
 from runtime.executor.executor import ModelExecutor
 from runtime.kv.store import KVStore
@@ -54,6 +54,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model_config: ModelConfig
     memory: Memory
+    executor: Executor
     engine: Engine
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
@@ -121,6 +122,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
             enable_prefix_cache=config.enable_prefix_cache,
         )
     )
+    executor = ModelExecutor(model, store)
     tokenizer = checkpoint.tokenizer()
     random = SystemRandom()
     engine = Engine(
@@ -132,7 +134,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
             max_running=config.max_running,
             max_waiting=config.max_waiting,
         ),
-        ModelExecutor(model, store),
+        executor,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
         vocab_size=shape.vocab_size,
@@ -142,6 +144,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         name=checkpoint.name,
         model_config=shape,
         memory=memory,
+        executor=executor,
         engine=engine,
         tokenizer=tokenizer,
         chat_template=checkpoint.chat_template(),
