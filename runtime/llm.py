@@ -15,8 +15,9 @@ from radixcache.tokens import pack_tokens
 from runtime.config import DEFAULT_MODEL, RuntimeConfig
 from runtime.engine import EngineStats
 from runtime.errors import EngineFailure
-from runtime.loading import Progress, Runtime, load_runtime
+from runtime.loading import Runtime, load_runtime
 from runtime.request import FinishReason, Request, RequestOutput, SamplingParams, Usage
+from runtime.weights.pull import Progress
 
 Prompt = str | list[int]
 """Text, or token ids."""

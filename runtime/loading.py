@@ -5,7 +5,7 @@ Owns: the order of building, and how much K/V fits.  Does not know: requests, HT
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from random import SystemRandom
 from typing import Any
@@ -29,9 +29,7 @@ from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.replies import ReplyMemory
 from runtime.weights.checkpoint import open_checkpoint
 from runtime.weights.mapping import expected_shapes
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with a stage's name, what is done, and of how much (None where that is not known)."""
+from runtime.weights.pull import Progress
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import argparse
 import errno
 import socket
 import sys
+from contextlib import suppress
 
 import msgspec
 import uvicorn
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
                 timeout_graceful_shutdown=int(DRAIN_S),
             )
         )
-        server.run(sockets=[listener])
+        with suppress(KeyboardInterrupt):  # raised again once everything has stopped in order
+            server.run(sockets=[listener])
     return 0
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Final
 
 import torch
 
 from kernels.sampling import sample
 from runtime.plan import Draw
+
+COLDEST: Final = 1e-5
+"""Temperatures below this take the likeliest token: the quotient could overflow float32."""
 
 
 def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -25,7 +29,7 @@ def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     Greedy rows cost one argmax; the others a sort and V random numbers each.
     """
     tokens: list[int] = logits.argmax(-1).tolist()
-    rows = [row for row, draw in enumerate(draws) if draw.temperature > 0]
+    rows = [row for row, draw in enumerate(draws) if draw.temperature >= COLDEST]
     if rows:
         drawn = [draws[row] for row in rows]
         noise = torch.stack([_noise(draw, logits.shape[-1]) for draw in drawn])

@@ -20,7 +20,7 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     freq = 1.0 / config.rope_theta**half
     if config.rope_freq_factors is not None:
-        return freq / torch.tensor(config.rope_freq_factors, dtype=torch.float64)
+        freq = freq / torch.tensor(config.rope_freq_factors, dtype=torch.float64)
     scaling = config.rope_scaling
     if scaling is None:
         return freq

@@ -55,11 +55,11 @@ class Scheduler:
         copies: list[BlockCopy] = []
         budget = self.config.max_step_tokens
         preemptions_before = self.num_preemptions
-        for sequence in [*self.closing, *self.running]:
+        for sequence in [*self.running, *self.closing]:
             if sequence.lease is not None and sequence.sampled is not None:
                 copies += self._append_sampled(sequence)
         # Those one token behind come first, so that no long prompt holds up a decode.
-        behind = [s for s in chain(self.closing, self.running) if s.lease is not None]
+        behind = [s for s in chain(self.running, self.closing) if s.lease is not None]
         behind.sort(key=lambda s: _num_behind(s) > 1)
         for sequence in behind:
             budget -= self._plan(sequence, budget)
@@ -123,15 +123,19 @@ class Scheduler:
             sequence.lease = None
 
     def _append_sampled(self, sequence: Sequence) -> tuple[BlockCopy, ...]:
-        """Put the newest token on the lease; where there is no room, the youngest gives way."""
+        """Put the newest token on the lease, and let others give way where there is no room.
+
+        A finished sequence gives way first, as it misses no more than one block in the cache;
+        then the youngest.
+        """
         assert sequence.sampled is not None
         token = pack_tokens([sequence.sampled])
         while sequence.lease is not None:
             try:
                 copies = self.cache.append(sequence.lease, token)
             except OutOfBlocks:
-                if sequence in self.closing:
-                    self._drop(sequence)
+                if self.closing:
+                    self._drop(self.closing[-1])
                 else:
                     self._preempt(self.running[-1])
             else:

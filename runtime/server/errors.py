@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixcache.errors import CallerError
 from runtime.errors import (
     EngineFailure,
     ModelNotFound,
@@ -53,6 +54,8 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
             return 413, _request_error(error, code="body_too_large")
         case RequestError():
             return 400, _request_error(error)
+        case CallerError():
+            return 400, ErrorBody(message=str(error), type="invalid_request_error")
         case ServerBusy():
             return 429, ErrorBody(message=str(error), type="rate_limit_error", code="server_busy")
         case EngineFailure():

@@ -1,0 +1,1 @@
+"""Text to token ids and back, whole or as a stream, and chats to prompts."""

@@ -1,0 +1,1 @@
+"""Model files: finding or fetching them, checking them, streaming their tensors."""
