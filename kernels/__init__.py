@@ -1,0 +1,40 @@
+"""Tensor operations of the radixcache runtime: paged K/V, attention and their exact arithmetic.
+
+Owns: what runs on the device.  Does not know: trees, requests, models or schedules; it sees blocks,
+slots and lengths.
+Idea: the bits of a row depend on that row's own inputs and never on its company, so a cache can be
+invisible.  docs/kernels.md states the rules.
+"""
+
+from typing import Final
+
+from kernels._extend_plan import ExtendPlan
+from kernels.backend import Backend, choose_backend
+from kernels.copy_blocks import copy_blocks
+from kernels.extend_attention import extend_attention, plan_extend
+from kernels.linear import linear
+from kernels.norm_rope import rms_norm, rotary, rotary_table, silu_and_mul
+from kernels.sampling import sample
+from kernels.scratch import Scratch
+from kernels.store_kv import store_kv
+
+# Another distribution also installs a top-level package of this name; this tells ours from it.
+DISTRIBUTION: Final = "radixcache"
+
+__all__ = [
+    "DISTRIBUTION",
+    "Backend",
+    "ExtendPlan",
+    "Scratch",
+    "choose_backend",
+    "copy_blocks",
+    "extend_attention",
+    "linear",
+    "plan_extend",
+    "rms_norm",
+    "rotary",
+    "rotary_table",
+    "sample",
+    "silu_and_mul",
+    "store_kv",
+]

@@ -14,9 +14,18 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels import extend_attention, store_kv
-from kernels.linear import linear
-from kernels.norm_rope import rms_norm, rotary, rotary_table, silu_and_mul
+from kernels import (
+    ExtendPlan,
+    Scratch,
+    extend_attention,
+    linear,
+    plan_extend,
+    rms_norm,
+    rotary,
+    rotary_table,
+    silu_and_mul,
+    store_kv,
+)
 from runtime.kv.store import KVStore
 from runtime.models.batch import Batch
 from runtime.models.config import ModelConfig
@@ -60,6 +69,7 @@ class LlamaModel:
         self.config = config
         self.dtype = dtype
         self._scale = config.head_dim**-0.5
+        self._scratch = Scratch(device)
         weights: dict[str, torch.Tensor] = {}
         for count, (name, tensor) in enumerate(tensors, 1):
             weights[name] = tensor.to(device=device, dtype=dtype)
@@ -80,10 +90,19 @@ class LlamaModel:
         """
         x = functional.embedding(batch.token_ids, self._embedding)
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        plan = plan_extend(
+            store.layer(0)[0],
+            batch.block_table,
+            batch.seq_lens,
+            batch.q_start,
+            num_heads=self.config.num_heads,
+            scratch=self._scratch,
+        )
+        step = _Step(batch, store, plan, cos, sin)
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._layers):
             normed = rms_norm(x, layer.attention_norm, eps=eps)
-            x = x + self._attention(layer, index, normed, batch, store, cos, sin)
+            x = x + self._attention(layer, index, normed, step)
             normed = rms_norm(x, layer.ffn_norm, eps=eps)
             x = x + linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down)
         return x
@@ -98,24 +117,14 @@ class LlamaModel:
         return linear(normed, self._head).float()
 
     def _attention(
-        self,
-        layer: LlamaLayer,
-        index: int,
-        x: torch.Tensor,
-        batch: Batch,
-        store: KVStore,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        self, layer: LlamaLayer, index: int, x: torch.Tensor, step: _Step
     ) -> torch.Tensor:
-        heads, kv_heads, dim = (
-            self.config.num_heads,
-            self.config.num_kv_heads,
-            self.config.head_dim,
-        )
-        mixed = linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, dim)
-        turned = rotary(mixed[:, : heads + kv_heads], cos, sin)
+        config, batch = self.config, step.batch
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        mixed = linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
+        turned = rotary(mixed[:, : heads + kv_heads], step.cos, step.sin)
         q, k, v = turned[:, :heads], turned[:, heads:], mixed[:, heads + kv_heads :]
-        k_pool, v_pool = store.layer(index)
+        k_pool, v_pool = step.store.layer(index)
         store_kv(k, v, k_pool, v_pool, batch.slot_mapping)
         attended = extend_attention(
             q,
@@ -125,8 +134,20 @@ class LlamaModel:
             batch.seq_lens,
             batch.q_start,
             scale=self._scale,
+            plan=step.plan,
         )
-        return linear(attended.view(-1, heads * dim), layer.out, layer.out_bias)
+        return linear(attended.view(-1, heads * config.head_dim), layer.out, layer.out_bias)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What all layers of one forward pass share."""
+
+    batch: Batch
+    store: KVStore
+    plan: ExtendPlan | None
+    cos: torch.Tensor
+    sin: torch.Tensor
 
 
 _FUSED = {

@@ -1,0 +1,103 @@
+"""Which implementation of an operation runs, and the argument checks they share.
+
+Owns: the backend choice and the wording of argument errors.  Does not know: any operation.
+Idea: the choice depends on the device and on an explicit wish, never on shapes or the batch, so one
+deployment computes the same bits for the same row all day.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, Literal, TypeAlias
+
+import torch
+
+Backend: TypeAlias = Literal["torch", "triton"]
+
+BACKENDS: Final[tuple[Backend, ...]] = ("torch", "triton")
+BACKEND_VARIABLE: Final = "RADIXCACHE_KERNELS"
+FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def choose_backend(tensor_device: torch.device, requested: str | None = None) -> Backend:
+    """Return the backend that serves tensors on `tensor_device`.
+
+    `requested` wins over the environment variable RADIXCACHE_KERNELS, which wins over the default:
+    "triton" on CUDA, "torch" elsewhere.  ValueError for a name that is not a backend; RuntimeError
+    where Triton is asked for on a device it cannot run on.  Costs under a microsecond.
+
+    >>> choose_backend(torch.device("cpu"))
+    'torch'
+    """
+    wish = requested if requested is not None else os.environ.get(BACKEND_VARIABLE) or None
+    if wish is None:
+        return "triton" if tensor_device.type == "cuda" else "torch"
+    if wish not in BACKENDS:
+        origin = "backend" if requested is not None else BACKEND_VARIABLE
+        raise ValueError(f"{origin} is {wish!r}; choose one of {', '.join(BACKENDS)}")
+    if wish == "triton" and tensor_device.type != "cuda" and not _is_interpreted():
+        raise RuntimeError(
+            f"the triton backend cannot run on {tensor_device}: use the torch backend, or set "
+            "TRITON_INTERPRET=1 before the first import of triton to run it in the interpreter"
+        )
+    return wish
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
+def device_guard(device: torch.device) -> AbstractContextManager[object]:
+    """Make `device` current for a launch: Triton launches on the current GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int | str]) -> None:
+    """Raise ValueError unless `tensor` has the `expected` shape; a string stands for any size."""
+    fits = tensor.dim() == len(expected) and all(
+        isinstance(want, str) or have == want
+        for have, want in zip(tensor.shape, expected, strict=True)
+    )
+    if not fits:
+        want = ", ".join(str(size) for size in expected)
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, expected [{want}]")
+
+
+def check_dtype(name: str, tensor: torch.Tensor, allowed: Sequence[torch.dtype]) -> None:
+    """Raise TypeError unless the dtype of `tensor` is one of `allowed`."""
+    if tensor.dtype not in allowed:
+        want = " or ".join(str(dtype) for dtype in allowed)
+        raise TypeError(f"{name} has dtype {tensor.dtype}, expected {want}")
+
+
+def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Raise ValueError unless `tensor` lives on `device`."""
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, expected {device}")
+
+
+def check_unit_stride(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError unless the last dimension of `tensor` is contiguous."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last dimension, expected 1")
+
+
+def check_pools(k_name: str, k_pool: torch.Tensor, v_name: str, v_pool: torch.Tensor) -> None:
+    """Raise unless a K pool and a V pool agree and have unit stride in D."""
+    check_dtype(k_name, k_pool, FLOAT_DTYPES)
+    check_shape(v_name, v_pool, tuple(k_pool.shape))
+    check_dtype(v_name, v_pool, (k_pool.dtype,))
+    check_device(v_name, v_pool, k_pool.device)
+    check_unit_stride(k_name, k_pool)
+    check_unit_stride(v_name, v_pool)
+
+
+def check_power_of_two_blocks(name: str, block_size: int) -> None:
+    """Raise ValueError unless the Triton kernels can address blocks of `block_size` slots."""
+    if block_size not in (1 << n for n in range(9)):
+        raise ValueError(
+            f"{name} has blocks of {block_size} slots; the triton backend takes a power of two up "
+            "to 256"
+        )

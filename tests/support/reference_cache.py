@@ -1,0 +1,253 @@
+"""A second cache, too simple to be wrong: what each call must answer, found by looking.
+
+Owns: the right answers.  Does not know: nodes, edges, pins, indexes, refcounts, free lists, ids.
+Idea: the cache is a dict of whole-block prefixes, each with its block and the time of its last
+use.  A block is a fresh number that is never used again; it is free when no prefix and no lease
+names it.  Nothing is kept that could be wrong: pinned, evictable, leaf and shared are found anew
+at each question.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+from msgspec import structs
+
+from radixcache import CacheConfig, Lease, Namespace, RadixCache, unpack_tokens
+
+Prefix = tuple[Namespace, tuple[int, ...]]
+
+COUNTED = (
+    "queries",
+    "query_tokens",
+    "hit_tokens",
+    "published_blocks",
+    "twin_blocks",
+    "evicted_blocks",
+    "out_of_blocks",
+)
+"""What is counted over the life of a cache."""
+
+
+class NoRoom(Exception):
+    """The call must be refused with OutOfBlocks and these numbers."""
+
+    def __init__(self, needed: int, free: int, evictable: int) -> None:
+        super().__init__(needed, free, evictable)
+
+
+class Disagreement(AssertionError):
+    """The cache and the reference answer differently."""
+
+
+class ReferenceLease:
+    """A sequence: its tokens, and the name of the block behind each `block_size` of them."""
+
+    def __init__(self, namespace: Namespace, tokens: list[int], blocks: list[int]) -> None:
+        self.namespace = namespace
+        self.tokens = tokens
+        self.blocks = blocks
+        self.num_cached = 0
+        self.num_committed = 0
+
+
+class ReferenceCache:
+    """The verbs of `RadixCache` on plain data."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.cached: dict[Prefix, int] = {}  # a whole-block prefix → the block of its last tokens
+        self.used_at: dict[Prefix, int] = {}
+        self.leases: list[ReferenceLease] = []
+        self.counts = dict.fromkeys(COUNTED, 0)
+        self._now = 0
+        self._names = count()
+
+    # What is so, found by looking.
+
+    def prefixes(self, namespace: Namespace, tokens: list[int], end: int) -> list[Prefix]:
+        """The whole-block prefixes of the first `end` tokens, shortest first."""
+        size = self.config.block_size
+        return [(namespace, tuple(tokens[:n])) for n in range(size, end + 1, size)]
+
+    def hits(self, namespace: Namespace, tokens: list[int], end: int) -> list[Prefix]:
+        """Those of them that are cached."""
+        return [p for p in self.prefixes(namespace, tokens, end) if p in self.cached]
+
+    def pinned(self) -> set[Prefix]:
+        """The cached prefixes that a lease has committed or been given."""
+        return {
+            prefix
+            for lease in self.leases
+            for prefix in self.prefixes(lease.namespace, lease.tokens, lease.num_committed)
+        }
+
+    def evictable(self) -> set[Prefix]:
+        """The cached prefixes that no lease stands on."""
+        return self.cached.keys() - self.pinned()
+
+    def victims(self) -> list[Prefix]:
+        """The evictable prefixes that no cached prefix continues, least recently used first."""
+        size = self.config.block_size
+        continued = {(namespace, tokens[:-size]) for namespace, tokens in self.cached}
+        return sorted(self.evictable() - continued, key=self.used_at.__getitem__)
+
+    def is_shared(self, block: int) -> bool:
+        """True where more than one of the leases and the cache name a block."""
+        holders = sum(block in lease.blocks[self._whole(lease) :] for lease in self.leases)
+        return holders + (block in self.cached.values()) > 1
+
+    def num_free(self) -> int:
+        """Blocks that neither a prefix nor a lease names."""
+        named = set(self.cached.values()).union(*(lease.blocks for lease in self.leases))
+        return self.config.num_blocks - len(named)
+
+    def _whole(self, lease: ReferenceLease) -> int:
+        return lease.num_committed // self.config.block_size
+
+    # The verbs.
+
+    def acquire(self, namespace: Namespace, tokens: list[int]) -> ReferenceLease:
+        """Take the cached prefix, all but the last token at most, and fresh blocks for the rest."""
+        hits = self.hits(namespace, tokens, len(tokens) - 1)
+        lease = ReferenceLease(namespace, list(tokens), [self.cached[p] for p in hits])
+        lease.num_cached = lease.num_committed = len(hits) * self.config.block_size
+        self.leases.append(lease)  # it pins what it was given while room is made for the rest
+        try:
+            lease.blocks += self._take(self._num_blocks(len(tokens)) - len(hits))
+        except NoRoom:
+            self.leases.remove(lease)
+            raise
+        self._use(hits)
+        self._count(queries=1, query_tokens=len(tokens), hit_tokens=lease.num_cached)
+        return lease
+
+    def append(self, lease: ReferenceLease, tokens: list[int]) -> list[int]:
+        """Make room; return the slots to copy, for each copy owed (one at most)."""
+        filled = len(lease.tokens) % self.config.block_size
+        is_copied = bool(filled and tokens) and self.is_shared(lease.blocks[-1])
+        needed = self._num_blocks(len(lease.tokens) + len(tokens)) - len(lease.blocks)
+        fresh = self._take(needed + is_copied)
+        if is_copied:
+            lease.blocks[-1] = fresh.pop()
+        lease.blocks += fresh
+        lease.tokens += tokens
+        return [filled] if is_copied else []
+
+    def commit(self, lease: ReferenceLease, num_tokens: int) -> tuple[int, int]:
+        """Cache the whole blocks, or take over those that are cached; return (published, twins)."""
+        published = twins = 0
+        if not self.config.enable_prefix_cache:
+            return 0, 0
+        prefixes = self.prefixes(lease.namespace, lease.tokens, num_tokens)
+        if len(prefixes) <= self._whole(lease):
+            return 0, 0
+        for i in range(self._whole(lease), len(prefixes)):
+            if prefixes[i] in self.cached:
+                twins += lease.blocks[i] != self.cached[prefixes[i]]
+                lease.blocks[i] = self.cached[prefixes[i]]
+            else:
+                published += 1
+                self.cached[prefixes[i]] = lease.blocks[i]
+        lease.num_committed = len(prefixes) * self.config.block_size
+        self._use(prefixes)
+        self._count(published_blocks=published, twin_blocks=twins)
+        return published, twins
+
+    def truncate(self, lease: ReferenceLease, num_tokens: int) -> None:
+        """Forget the tokens from `num_tokens` on, and the blocks that hold none of the rest."""
+        del lease.tokens[num_tokens:]
+        del lease.blocks[self._num_blocks(num_tokens) :]
+
+    def fork(self, lease: ReferenceLease) -> ReferenceLease:
+        """A second lease on the same blocks."""
+        twin = ReferenceLease(lease.namespace, list(lease.tokens), list(lease.blocks))
+        twin.num_cached, twin.num_committed = lease.num_cached, lease.num_committed
+        self.leases.append(twin)
+        return twin
+
+    def release(self, lease: ReferenceLease) -> None:
+        """Forget a lease."""
+        self.leases.remove(lease)
+
+    def evict(self, num_blocks: int) -> int:
+        """Drop one prefix after another until so many blocks are free; return how many came."""
+        before, victims = self.num_free(), self.victims()
+        while victims and self.num_free() - before < num_blocks:
+            del self.cached[victims[0]], self.used_at[victims[0]]
+            self._count(evicted_blocks=1)
+            victims = self.victims()
+        return self.num_free() - before
+
+    def _take(self, needed: int) -> list[int]:
+        for evictable in (len(self.evictable()), 0):
+            free = self.num_free()
+            if needed > free + evictable:
+                self._count(out_of_blocks=1)
+                raise NoRoom(needed, free, evictable)
+            self.evict(needed - free)
+        return [next(self._names) for _ in range(needed)]
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return (num_tokens + self.config.block_size - 1) // self.config.block_size
+
+    def _use(self, prefixes: list[Prefix]) -> None:
+        self._now += 1
+        self.used_at.update(dict.fromkeys(prefixes, self._now))
+
+    def _count(self, **amounts: int) -> None:
+        for name, amount in amounts.items():
+            self.counts[name] += amount
+
+    # Comparing.
+
+    def record(self) -> dict[str, int]:
+        """What `CacheStats` must say, but for `num_nodes`: there are no nodes here."""
+        free, pinned, evictable = self.num_free(), len(self.pinned()), len(self.evictable())
+        return {
+            "num_blocks": self.config.num_blocks,
+            "num_free": free,
+            "num_private": self.config.num_blocks - free - pinned - evictable,
+            "num_pinned": pinned,
+            "num_evictable": evictable,
+            "num_leases": len(self.leases),
+            **self.counts,
+        }
+
+    def compare(self, cache: RadixCache, pairs: list[tuple[Lease, ReferenceLease]]) -> None:
+        """Raise Disagreement unless `cache`, and each lease with its counterpart, are as here."""
+        blocks, victims = _cached_blocks(cache)
+        num_nodes = len(cache.view().nodes)
+        _agree("stats", structs.asdict(cache.stats()), self.record() | {"num_nodes": num_nodes})
+        _agree("cached prefixes", blocks.keys(), self.cached.keys())
+        _agree("order of eviction", victims, self.victims())
+        same = {(block, self.cached[prefix]) for prefix, block in blocks.items()}
+        for lease, twin in pairs:
+            _agree("tokens", unpack_tokens(lease.tokens), twin.tokens)
+            _agree("num_cached", lease.num_cached, twin.num_cached)
+            _agree("num_committed", lease.num_committed, twin.num_committed)
+            _agree("length of the block table", len(lease.block_table), len(twin.blocks))
+            same.update(zip(lease.block_table, twin.blocks, strict=True))
+        ids, names = {block for block, _ in same}, {name for _, name in same}
+        _agree("who shares which block", (len(ids), len(names)), (len(same), len(same)))
+
+
+def _agree(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise Disagreement(f"{what}: {got}, but the reference says {expected}")
+
+
+def _cached_blocks(cache: RadixCache) -> tuple[dict[Prefix, int], list[Prefix]]:
+    """The block behind each whole-block prefix in the tree, and the evictable leaves in order."""
+    size = cache.config.block_size
+    paths: dict[int | None, tuple[int, ...]] = {None: ()}
+    blocks: dict[Prefix, int] = {}
+    victims: dict[int, Prefix] = {}
+    for node in cache.view().nodes:
+        above = paths[node.parent]
+        path = paths[node.node_id] = above + tuple(unpack_tokens(node.tokens))
+        for i, block in enumerate(node.block_ids):
+            blocks[node.namespace, path[: len(above) + (i + 1) * size]] = block
+        if node.evict_order is not None:
+            victims[node.evict_order] = (node.namespace, path)
+    return blocks, [victims[place] for place in sorted(victims)]

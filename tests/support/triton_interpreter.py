@@ -1,0 +1,148 @@
+"""Repairs Triton's interpreter so that kernels can be tested on a CPU.
+
+Owns: the arithmetic of bfloat16 and of `tl.dot`, and one shortcut.  Does not know: any kernel.
+Idea: the interpreter keeps a bfloat16 as the 16 bits it is stored in and then computes on them as
+if they were an integer, without a word.  Here every operation sees such operands widened to
+float32, which is exact, and its result rounded back to nearest even, as the hardware does.
+
+Import after TRITON_INTERPRET=1 is set; importing is the repair.  Works on Triton 3.6 to 3.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+_Handle = interpreter.TensorHandle
+_Builder = interpreter.InterpreterBuilder
+
+
+def widen(bits: np.ndarray) -> np.ndarray:
+    """Return the float32 values of stored bfloat16 bits.
+
+    >>> widen(np.array([0x3FC0], dtype=np.uint16))
+    array([1.5], dtype=float32)
+    """
+    return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """Return the bfloat16 bits nearest to float32 values, ties to even; a NaN stays one.
+
+    >>> narrow(np.array([1.5], dtype=np.float32)) == 0x3FC0
+    array([ True])
+    """
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    lowest_kept = (bits >> 16) & 1
+    rounded = ((bits + 0x7FFF + lowest_kept) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def _is_bfloat16(value: object) -> bool:
+    return isinstance(value, _Handle) and value.dtype.scalar == tl.bfloat16
+
+
+def _widened(handle: Any) -> Any:
+    return _Handle(widen(handle.data), tl.float32) if _is_bfloat16(handle) else handle
+
+
+def _repair_arithmetic(name: str) -> None:
+    """Let an operation on handles of one type see float32 instead of bfloat16."""
+    original: Callable[..., Any] = getattr(_Builder, name)
+
+    def repaired(self: Any, *operands: Any) -> Any:
+        if not any(_is_bfloat16(operand) for operand in operands):
+            return original(self, *operands)
+        result = original(self, *(_widened(operand) for operand in operands))
+        if result.data.dtype == np.bool_:  # a comparison
+            return _Handle(result.data, tl.int1)
+        return _Handle(narrow(result.data), tl.bfloat16)
+
+    setattr(_Builder, name, repaired)
+
+
+def _repair_cast(name: str) -> None:
+    original: Callable[..., Any] = getattr(_Builder, name)
+
+    def repaired(self: Any, source: Any, target: Any, *rest: Any) -> Any:
+        if source.dtype.scalar == target.scalar:
+            return source
+        if tl.bfloat16 not in (source.dtype.scalar, target.scalar):
+            return original(self, source, target, *rest)
+        values = _widened(source).data
+        if target.scalar == tl.bfloat16:
+            return _Handle(narrow(values.astype(np.float32)), tl.bfloat16)
+        return _Handle(values.astype(interpreter._get_np_dtype(target.scalar)), target.scalar)
+
+    setattr(_Builder, name, repaired)
+
+
+def _repair_dot() -> None:
+    """Sum products in float64 and round once, so that a row's place in a tile cannot matter."""
+    original = _Builder.create_dot
+
+    def repaired(self: Any, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
+        if a.dtype.scalar.is_int():
+            return original(self, a, b, acc, *rest)
+        product = np.matmul(
+            _widened(a).data.astype(np.float64), _widened(b).data.astype(np.float64)
+        )
+        return _Handle(product.astype(acc.data.dtype) + acc.data, acc.dtype.scalar)
+
+    _Builder.create_dot = repaired
+
+
+def _repair_reductions(kind: Any) -> None:
+    """Let sums, maxima and scans along an axis see float32 instead of bfloat16."""
+    original = kind.apply
+
+    def repaired(self: Any, tensors: Any) -> Any:
+        if isinstance(tensors, tuple) or tensors.dtype.scalar != tl.bfloat16:
+            return original(self, tensors)
+        shape = list(tensors.handle.data.shape)
+        wide = tl.core.tensor(_widened(tensors.handle), tl.block_type(tl.float32, shape))
+        result = original(self, wide)
+        bits = _Handle(narrow(result.handle.data), tl.bfloat16)
+        if not result.type.is_block():
+            return tl.core.tensor(bits, tl.bfloat16)
+        return tl.core.tensor(bits, tl.block_type(tl.bfloat16, list(result.shape)))
+
+    kind.apply = repaired
+
+
+def _patch_language_once() -> None:
+    """Skip work: the interpreter patches the language anew, 1 ms, for each `tl.sum` it meets."""
+    original = interpreter._patch_lang
+    patched_now: list[bool] = []
+
+    class Scope:
+        def __init__(self, *inner: Any) -> None:
+            self._inner = inner
+
+        def restore(self) -> None:
+            patched_now.clear()
+            for scope in reversed(self._inner):
+                scope.restore()
+
+    def patch(function: Any) -> Any:
+        if patched_now:
+            return None  # a function called by the kernel: nobody restores this
+        patched_now.append(True)
+        # the kernel's own view of the language, and that of the language's own functions
+        return Scope(original(function), original(tl.standard.zeros.fn))
+
+    interpreter._patch_lang = patch
+
+
+for _name in ("binary_op", "unary_op", "ternary_op", "create_fma", "create_rsqrt", "create_erf"):
+    _repair_arithmetic(_name)
+for _name in ("cast_impl", "create_fp_to_fp"):
+    _repair_cast(_name)
+_repair_dot()
+_repair_reductions(interpreter.ReduceOps)
+_repair_reductions(interpreter.ScanOps)
+_patch_language_once()
