@@ -7,12 +7,12 @@ MODEL  ?= smollm2-135m-instruct
 ARGS   ?=
 PYTEST ?=
 
-.PHONY: help setup run test lint format clean
+.PHONY: help setup run test stress lint format clean
 
 help:
 	@echo "make run [PORT=8000] [MODEL=…] [ARGS='…']   set up, fetch the model, serve it"
 	@echo "make test [PYTEST='…']                      set up, fetch the model, run every test"
-	@echo "make lint | format | setup | clean"
+	@echo "make stress | lint | format | setup | clean"
 
 setup: $(VENV)/.installed
 
@@ -23,12 +23,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 run: setup
-	$(BIN)/radixcache pull $(MODEL)
 	$(BIN)/radixcache serve --model $(MODEL) --port $(PORT) $(ARGS)
 
 test: setup
 	$(BIN)/radixcache pull
 	$(BIN)/python -m pytest $(PYTEST)
+
+# The same tests, with long prompts and many more random histories; minutes. Seeds are printed.
+stress: setup
+	$(BIN)/radixcache pull
+	RADIXCACHE_STRESS=1 $(BIN)/python -m pytest tests/core tests/runtime $(PYTEST)
 
 lint: setup
 	$(BIN)/ruff format --check .

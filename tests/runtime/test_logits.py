@@ -1,8 +1,8 @@
 """The real model's logits are those of Hugging Face transformers, on the same weights.
 
 `samples/logits.json` holds transformers 5.24's float32 logits of three real texts at every eighth
-position: the eight likeliest tokens and each 1,009th.  `benchmarks/compare_transformers.py` made it,
-and compares every logit.
+position: the eight likeliest tokens and each 1,009th.  `benchmarks/compare_transformers.py` made
+it, and compares every logit.
 """
 
 from __future__ import annotations
