@@ -2,8 +2,9 @@
 
 Owns: the shapes that keep the product row-invariant.  Does not know: layers or models.
 Idea: CPU libraries choose their inner loops by the number of rows, and the last bits of a result
-follow.  For float32 the rows come in eights here, where one loop serves all row counts; bfloat16
-has one loop for every count as it is.  docs/decisions/ has the measurements.
+follow.  For float32 the rows come in eights here, where one loop serves all row counts; for 16-bit
+numbers only a lone row takes a loop of its own, so it gets a companion.  docs/decisions/ has the
+measurements.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     x        [T, K]
     weight   [N, K]
     bias     [N] or None
-    returns  [T, N] in x.dtype; 2·T·N·K operations, T rounded up to 8 for float32 on the CPU
+    returns  [T, N] in x.dtype; 2·T·N·K operations; on the CPU T is rounded up to a multiple of 8
+             in float32, and to 2 in 16 bit
 
     Raises what torch raises for shapes or dtypes that don't fit.
     """
     rows = x.shape[0]
-    spare = -rows % ROW_STEP
-    if spare == 0 or x.dtype != torch.float32 or x.device.type != "cpu":
+    spare = -rows % ROW_STEP if x.dtype == torch.float32 else int(rows == 1)
+    if spare == 0 or x.device.type != "cpu":
         return functional.linear(x, weight, bias)
     return functional.linear(functional.pad(x, (0, 0, 0, spare)), weight, bias)[:rows]

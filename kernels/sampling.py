@@ -29,19 +29,25 @@ def sample(
     min_p        [R] float32 in [0, 1]
     returns      [R] int64
 
-    The likeliest token always stays.  Ties go to the lower id.  One sort of each row.
+    The likeliest token always stays.  Ties go to the lower id.  One sort of each row, none where no row
+    filters.
     Source: Gumbel-max draw (Maddison et al. 2014); top-p as in Holtzman et al. 2020, applied
     after top-k, on the probabilities that top-k left.
     """
     scaled = logits / temperature[:, None]
+    gumbel = -torch.log(-torch.log(noise.clamp_min(1e-20)))
+    if not (top_k.any() or min_p.any() or (top_p < 1).any()):  # nothing to filter, nothing to sort
+        return (scaled + gumbel).argmax(-1)
     ordered, ids = scaled.sort(stable=True, dim=-1, descending=True)
     place = torch.arange(ordered.shape[-1], device=logits.device)
     cut_k = torch.where(top_k > 0, top_k, ordered.shape[-1])[:, None]
     ordered = ordered.masked_fill(place >= cut_k, float("-inf"))
     probs = ordered.softmax(-1)
     mass_before = probs.cumsum(-1) - probs
-    drop = (mass_before >= top_p[:, None]) | (probs < min_p[:, None] * probs[:, :1])
+    # A sum of many probabilities may reach 1 early: at top_p 1 nothing is dropped for it.
+    beyond = (mass_before >= top_p[:, None]) & (top_p < 1)[:, None]
+    drop = beyond | (probs < min_p[:, None] * probs[:, :1])
     drop[:, 0] = False
-    gumbel = -torch.log(-torch.log(noise.gather(-1, ids).clamp_min(1e-20)))
-    choice = (ordered.masked_fill(drop, float("-inf")) + gumbel).argmax(-1, keepdim=True)
+    kept = ordered.masked_fill(drop, float("-inf"))
+    choice = (kept + gumbel.gather(-1, ids)).argmax(-1, keepdim=True)
     return ids.gather(-1, choice)[:, 0]

@@ -52,28 +52,48 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InvalidSetting(f"dtype is {self.dtype!r}: choose one of {', '.join(DTYPES)}")
-        for name in ("kv_memory_bytes", "block_size", "max_running", "max_waiting"):
+        if not isinstance(self.enable_prefix_cache, bool):
+            raise InvalidSetting("enable_prefix_cache must be True or False")
+        for name in ("kv_memory_bytes", "block_size"):
             _at_least(name, getattr(self, name), 1)
         for name in ("num_blocks", "max_len"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        for name in ("max_chunk_tokens", "num_threads"):
-            _at_least(name, getattr(self, name), 0)
-        if self.max_step_tokens <= self.max_running:
-            raise InvalidSetting(
-                f"max_step_tokens ({self.max_step_tokens}) must exceed max_running "
-                f"({self.max_running}), so that prompts advance while every sequence decodes"
-            )
+        _at_least("num_threads", self.num_threads, 0)
+        self.engine(max_len=self.max_len or 1)  # checks the rest
+
+    def engine(self, *, max_len: int) -> EngineConfig:
+        """Return the engine's part of the settings.  Raises InvalidSetting."""
+        return EngineConfig(
+            max_len=max_len,
+            max_step_tokens=self.max_step_tokens,
+            max_chunk_tokens=self.max_chunk_tokens,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+        )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine needs of the settings; see `RuntimeConfig` for each."""
+    """What the engine needs of the settings; see `RuntimeConfig` for each.
+
+    Raises InvalidSetting that names the field.
+    """
 
     max_len: int
     max_step_tokens: int = 512
     max_chunk_tokens: int = 0
     max_running: int = 64
     max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("max_len", "max_step_tokens", "max_running", "max_waiting"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("max_chunk_tokens", self.max_chunk_tokens, 0)
+        if self.max_step_tokens <= self.max_running:
+            raise InvalidSetting(
+                f"max_step_tokens ({self.max_step_tokens}) must exceed max_running "
+                f"({self.max_running}), so that prompts advance while every sequence decodes"
+            )
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -110,12 +110,11 @@ class Engine:
         """True while a step would do something."""
         return self.scheduler.has_work
 
-    def submit(self, request: Request) -> None:
-        """Queue a request.
+    def validate(self, request: Request) -> None:
+        """Raise what is wrong with a request; change nothing.
 
-        Raises InvalidRequest (empty prompt, unknown token ids, an id in use, stop strings without
-        a tokenizer), PromptTooLong, or ServerBusy where `max_waiting` requests wait already;
-        nothing is queued then.
+        InvalidRequest (empty prompt, unknown token ids, an id in use, stop strings without a
+        tokenizer) or PromptTooLong.
         """
         prompt = np.frombuffer(request.prompt, np.int32)
         if request.request_id in self._live:
@@ -136,7 +135,20 @@ class Engine:
             )
         if request.sampling.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer", param="stop")
-        if len(self.scheduler.waiting) >= self.config.max_waiting:
+
+    @property
+    def is_full(self) -> bool:
+        """True where `max_waiting` requests wait, and one more would be refused."""
+        return len(self.scheduler.waiting) >= self.config.max_waiting
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises what `validate` raises, or ServerBusy where the queue is full; nothing is queued
+        then.
+        """
+        self.validate(request)
+        if self.is_full:
             raise ServerBusy(
                 f"{self.config.max_waiting} requests wait already: try again later",
                 retry_after_s=1.0,

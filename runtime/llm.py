@@ -5,18 +5,25 @@ Owns: the loop that runs the engine for a caller who waits.  Does not know: HTTP
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import msgspec
 
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
-from radixcache.tokens import pack_tokens
 from runtime.config import DEFAULT_MODEL, RuntimeConfig
 from runtime.engine import EngineStats
 from runtime.errors import EngineFailure
 from runtime.loading import Runtime, load_runtime
-from runtime.request import FinishReason, Request, RequestOutput, SamplingParams, Usage
+from runtime.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    Usage,
+    pack_prompt,
+)
 from runtime.weights.pull import Progress
 
 Prompt = str | list[int]
@@ -136,30 +143,34 @@ class LLM:
         on_news: Listener | None = None,
     ) -> list[Completion]:
         engine = self.runtime.engine
-        names = []
+        requests = [self._request(ids, sampling, namespace) for ids in prompts]
+        for request in requests:
+            engine.validate(request)
+        queue = deque(requests)
+        news: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
         try:
-            for ids in prompts:
-                self._num_requests += 1
-                name = f"prompt-{self._num_requests}"
-                engine.submit(
-                    Request(
-                        request_id=name,
-                        prompt=pack_tokens(ids),
-                        sampling=sampling or SamplingParams(),
-                        namespace=namespace,
-                    )
-                )
-                names.append(name)
-            news: dict[str, list[RequestOutput]] = {name: [] for name in names}
-            while engine.has_work:  # until the K/V of the last tokens is there, too
+            while queue or engine.has_work:  # until the K/V of the last tokens is there, too
+                while queue and not engine.is_full:
+                    engine.submit(queue.popleft())
                 for output in engine.step():
                     news[output.request_id].append(output)
                     if on_news:
                         on_news(output)
         finally:  # after an error or an interrupt nothing of ours stays behind
-            for name in names:
-                engine.abort(name)
-        return [_completion(news[name]) for name in names]
+            for request in requests:
+                engine.abort(request.request_id)
+        return [_completion(told) for told in news.values()]
+
+    def _request(
+        self, ids: list[int], sampling: SamplingParams | None, namespace: Namespace
+    ) -> Request:
+        self._num_requests += 1
+        return Request(
+            request_id=f"prompt-{self._num_requests}",
+            prompt=pack_prompt(ids),
+            sampling=sampling or SamplingParams(),
+            namespace=namespace,
+        )
 
 
 def _completion(news: list[RequestOutput]) -> Completion:

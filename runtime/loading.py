@@ -16,7 +16,7 @@ import torch
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
-from runtime.config import EngineConfig, RuntimeConfig
+from runtime.config import RuntimeConfig
 from runtime.engine import Engine, Executor
 from runtime.errors import InvalidRequest, InvalidSetting
 from runtime.executor.executor import ModelExecutor
@@ -125,13 +125,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
     random = SystemRandom()
     engine = Engine(
         cache,
-        EngineConfig(
-            max_len=max_len,
-            max_step_tokens=config.max_step_tokens,
-            max_chunk_tokens=config.max_chunk_tokens,
-            max_running=config.max_running,
-            max_waiting=config.max_waiting,
-        ),
+        config.engine(max_len=max_len),
         executor,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,

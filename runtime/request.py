@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixcache.errors import InvalidTokens
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
+from radixcache.tokens import pack_tokens
 from runtime.errors import InvalidRequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -85,6 +87,14 @@ def _all_are(name: str, values: Any, kind: type) -> None:
     # A lone text is a sequence of texts too, and would stop at each of its letters.
     if not isinstance(values, tuple | list) or any(type(value) is not kind for value in values):
         raise InvalidRequest(f"{name} must be a tuple of {kind.__name__}", param=name)
+
+
+def pack_prompt(token_ids: Iterable[int]) -> bytes:
+    """Pack a prompt's token ids.  Raises InvalidRequest for what can't be an id."""
+    try:
+        return pack_tokens(token_ids)
+    except InvalidTokens as error:
+        raise InvalidRequest(str(error), param="prompt") from None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,7 +83,7 @@ class Scheduler:
             sequence.num_computed += len(piece.tokens) // TOKEN_BYTES
             self.cache.commit(sequence.lease, sequence.num_computed)
             if sequence in self.closing:
-                self._drop(sequence)
+                self.drop(sequence)
                 continue
             token = next(token_ids) if piece.draw is not None else None
             if token is not None:
@@ -108,19 +108,16 @@ class Scheduler:
 
     def drop(self, sequence: Sequence) -> None:
         """End a sequence at once, wherever it is; its lease is released."""
-        self._drop(sequence)
-
-    def planned(self) -> list[Sequence]:
-        """Return the sequences of the step in progress."""
-        return [sequence for sequence, _ in self._planned]
-
-    def _drop(self, sequence: Sequence) -> None:
         for group in (self.waiting, self.running, self.closing):
             if sequence in group:
                 group.remove(sequence)
         if sequence.lease is not None:
             self.cache.release(sequence.lease)
             sequence.lease = None
+
+    def planned(self) -> list[Sequence]:
+        """Return the sequences of the step in progress."""
+        return [sequence for sequence, _ in self._planned]
 
     def _append_sampled(self, sequence: Sequence) -> tuple[BlockCopy, ...]:
         """Put the newest token on the lease, and let others give way where there is no room.
@@ -135,7 +132,7 @@ class Scheduler:
                 copies = self.cache.append(sequence.lease, token)
             except OutOfBlocks:
                 if self.closing:
-                    self._drop(self.closing[-1])
+                    self.drop(self.closing[-1])
                 else:
                     self._preempt(self.running[-1])
             else:

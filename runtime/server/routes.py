@@ -17,12 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from radixcache.tokens import pack_tokens
 from runtime.async_engine import AsyncEngine, RequestStream
 from runtime.errors import ModelNotFound
 from runtime.loading import Runtime
 from runtime.metrics import CONTENT_TYPE, ServerMetrics
-from runtime.request import Request, RequestOutput, SamplingParams, Usage
+from runtime.request import Request, RequestOutput, SamplingParams, Usage, pack_prompt
 from runtime.server.answers import (
     Answer,
     ChatChoice,
@@ -137,7 +136,7 @@ class Endpoints:
         names = [f"{answer_id}/{place}" for place in range(len(prompts))]
         stream = await self._engine.submit(
             *(
-                Request(request_id=name, prompt=pack_tokens(ids), sampling=sampling)
+                Request(request_id=name, prompt=pack_prompt(ids), sampling=sampling)
                 for name, ids in zip(names, prompts, strict=True)
             )
         )

@@ -28,6 +28,7 @@ from runtime.request import Request, RequestOutput, SamplingParams
 from tests.support.content_oracle import WrongContent
 
 Content = tuple[Namespace, tuple[int, ...]]
+MAX_STEPS = 2000  # of one bench: a test that waits for what never comes fails, and does not hang
 GARBAGE: Content = (Namespace(model="garbage"), (-1,))
 
 
@@ -193,6 +194,7 @@ class EngineBench:
         )
         self.news: dict[str, list[RequestOutput]] = {}
         self._requests: dict[str, Request] = {}
+        self._num_steps = 0
 
     @property
     def plans(self) -> list[StepPlan]:
@@ -221,6 +223,8 @@ class EngineBench:
 
     def step(self) -> list[RequestOutput]:
         """Run one step and check everything."""
+        self._num_steps += 1
+        assert self._num_steps <= MAX_STEPS, self.engine.stats()
         outputs = self.engine.step()
         if self.executor.wrong:
             raise WrongContent(self.executor.wrong[0])
