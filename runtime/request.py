@@ -5,6 +5,7 @@ Owns: the fields and which values are allowed.  Does not know: HTTP, tokenizers,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec

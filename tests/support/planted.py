@@ -24,276 +24,283 @@ from radixcache.tree import RadixTree
 class PlantedBug(NamedTuple):
     """One bug.
 
-    name   what goes wrong, as a phrase
-    owner  the class whose method is edited
-    method the method
-    old    text that stands exactly once in its source
-    new    text in its place
-    eyes   which eyes of the state machine see it, each on its own
+    name     what goes wrong, as a phrase
+    where    the class and the method whose source is edited
+    edit     text that stands exactly once in that source, and the text in its place
+    seen_by  the eyes of the state machine that see it, each on its own
+    test     the named test that catches it where no eye does: "module:function"
     """
 
     name: str
-    owner: type
-    method: str
-    old: str
-    new: str
-    eyes: str
+    where: tuple[type, str]
+    edit: tuple[str, str]
+    seen_by: str
+    test: str = ""
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the edited method in place for the length of a test."""
-        original: FunctionType = inspect.getattr_static(self.owner, self.method)
+        (owner, method), (old, new) = self.where, self.edit
+        original: FunctionType = inspect.getattr_static(owner, method)
         source = textwrap.dedent(inspect.getsource(original))
-        assert source.count(self.old) == 1, f"{self.name}: the edit no longer fits {original}"
-        code = compile(source.replace(self.old, self.new), f"<{self.name}>", "exec")
+        if source.count(old) != 1:
+            raise LookupError(f"{self.name}: {old!r} does not stand once in {original}")
         names = dict(original.__globals__)
-        exec(code, names)
-        monkeypatch.setattr(self.owner, self.method, names[self.method])
+        exec(compile(source.replace(old, new), f"<planted: {self.name}>", "exec"), names)
+        monkeypatch.setattr(owner, method, names[method])
 
-
-ALL, CHECK, REFERENCE, CONTENT = "check reference content", "check", "reference", "content"
 
 PLANTED_BUGS = (
-    # Pins.
     PlantedBug(
         "acquire pins nothing",
-        *(RadixCache, "acquire", "self.pins.lock(node)", "node.lock_ref += 0"),
-        ALL,
+        (RadixCache, "acquire"),
+        edit=("self.pins.lock(node)", "node.lock_ref += 0"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a pin does not travel up",
-        *(Pins, "lock", "current = current.parent", "return"),
-        ALL,
+        (Pins, "lock"),
+        edit=("current = current.parent", "return"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a pin stays above when the last one below is gone",
-        *(Pins, "unlock", "current = current.parent", "return"),
-        ALL,
+        (Pins, "unlock"),
+        edit=("current = current.parent", "return"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a pinned leaf stays in the eviction index",
-        *(Pins, "lock", "self.index.remove(current)", "pass"),
-        ALL,
+        (Pins, "lock"),
+        edit=("self.index.remove(current)", "pass"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "an inner node enters the eviction index",
-        *(Pins, "unlock", "if current.is_leaf:", "if current.parent:"),
-        ALL,
+        (Pins, "unlock"),
+        edit=("if current.is_leaf:", "if current.parent:"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a parent stays in the eviction index beside its new child",
-        *(Pins, "attached", "self.index.remove(parent)", "pass"),
-        ALL,
+        (Pins, "attached"),
+        edit=("self.index.remove(parent)", "pass"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a split loses the pin",
-        *(RadixTree, "split", "1 if node.lock_ref else 0", "0"),
-        ALL,
+        (RadixTree, "split"),
+        edit=("1 if node.lock_ref else 0", "0"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a refused acquire keeps its pin",
-        *(RadixCache, "acquire", "    self._unlock(node)\n", "    pass\n"),
-        ALL,
+        (RadixCache, "acquire"),
+        edit=("    self._unlock(node)\n", "    pass\n"),
+        seen_by="check reference",
     ),
     PlantedBug(
         "commit keeps the pin on the node it left",
-        *(RadixCache, "commit", "self._unlock(lease.node)", "pass"),
-        ALL,
+        (RadixCache, "commit"),
+        edit=("self._unlock(lease.node)", "pass"),
+        seen_by="check reference content",
     ),
-    # Blocks and their owners.
     PlantedBug(
         "release forgets the private blocks",
-        *(RadixCache, "release", "self.pool.release(self._private(lease))", "pass"),
-        ALL,
+        (RadixCache, "release"),
+        edit=("self.pool.release(self._private(lease))", "pass"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "release frees the committed blocks too",
-        *(RadixCache, "release", "self._private(lease)", "lease.block_table"),
-        ALL,
+        (RadixCache, "release"),
+        edit=("self._private(lease)", "lease.block_table"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a block is freed twice",
-        *(BlockPool, "release", "ids[self._refs[ids] == 0]", "ids[self._refs[ids] <= 1]"),
-        ALL,
+        (BlockPool, "release"),
+        edit=("ids[self._refs[ids] == 0]", "ids[self._refs[ids] <= 1]"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a refused append keeps the blocks it took first",
-        *(
-            RadixCache,
-            "append",
+        (RadixCache, "append"),
+        edit=(
             "fresh = self._allocate(needed + shared)",
             "fresh = self._allocate(min(1, needed)) + self._allocate(max(0, needed - 1) + shared)",
         ),
-        ALL,
+        seen_by="check reference content",
     ),
     PlantedBug(
         "fork shares nothing",
-        *(RadixCache, "fork", "self.pool.share(self._private(lease))", "pass"),
-        ALL,
+        (RadixCache, "fork"),
+        edit=("self.pool.share(self._private(lease))", "pass"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "truncate keeps the blocks",
-        *(RadixCache, "truncate", "self.pool.release(lease.block_table[keep:])", "pass"),
-        ALL,
+        (RadixCache, "truncate"),
+        edit=("self.pool.release(lease.block_table[keep:])", "pass"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "truncate frees the part-full block as well",
-        *(
-            RadixCache,
-            "truncate",
-            "-(-num_tokens // self.config.block_size)",
-            "num_tokens // self.config.block_size",
-        ),
-        ALL,
+        (RadixCache, "truncate"),
+        edit=("-(-num_tokens // self.config.block_size)", "num_tokens // self.config.block_size"),
+        seen_by="check reference content",
     ),
-    # Copy on write.
     PlantedBug(
         "a shared block is written without a copy",
-        *(RadixCache, "append", "self.pool.refcount(lease.block_table[-1]) > 1", "False"),
-        ALL,
+        (RadixCache, "append"),
+        edit=("self.pool.refcount(lease.block_table[-1]) > 1", "False"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a copy leaves out the last slot",
-        *(
-            RadixCache,
-            "append",
-            "BlockCopy(source, own, filled)",
-            "BlockCopy(source, own, filled - 1)",
-        ),
-        ALL,
+        (RadixCache, "append"),
+        edit=("BlockCopy(source, own, filled)", "BlockCopy(source, own, filled - 1)"),
+        seen_by="reference content",
     ),
     PlantedBug(
         "a copy goes the wrong way",
-        *(RadixCache, "append", "BlockCopy(source, own,", "BlockCopy(own, source,"),
-        ALL,
+        (RadixCache, "append"),
+        edit=("BlockCopy(source, own,", "BlockCopy(own, source,"),
+        seen_by="reference content",
     ),
-    # Commit and twins.
     PlantedBug(
         "commit publishes the part-full block",
-        *(RadixCache, "commit", "num_tokens - num_tokens % block_size", "num_tokens"),
-        ALL,
+        (RadixCache, "commit"),
+        edit=("num_tokens - num_tokens % block_size", "num_tokens"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a twin is freed, but the block table still names it",
-        *(RadixCache, "_remap", "lease.block_table[first:last] = theirs", "pass"),
-        ALL,
+        (RadixCache, "_remap"),
+        edit=("lease.block_table[first:last] = theirs", "pass"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a twin is mapped away, but never freed",
-        *(RadixCache, "_remap", "self.pool.release(own)", "pass"),
-        ALL,
+        (RadixCache, "_remap"),
+        edit=("self.pool.release(own)", "pass"),
+        seen_by="check reference content",
+    ),
+    PlantedBug(
+        "a twin is neither mapped away nor freed",
+        (RadixCache, "_remap"),
+        edit=("self.pool.release(own)\n    lease.block_table[first:last] = theirs", "pass"),
+        seen_by="check reference",
     ),
     PlantedBug(
         "an edge grows in place under another lease",
-        *(RadixCache, "_publish", "and node.lock_ref == 1", "and node.lock_ref"),
-        ALL,
+        (RadixCache, "_publish"),
+        edit=("and node.lock_ref == 1", "and node.lock_ref"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "an edge grows in place above its children",
-        *(RadixCache, "_publish", "node.is_leaf and", "node.parent and"),
-        ALL,
+        (RadixCache, "_publish"),
+        edit=("node.is_leaf and", "node.parent and"),
+        seen_by="reference content",
     ),
-    # Matching.
     PlantedBug(
         "acquire finds the whole prompt, with no token left to compute",
-        *(RadixCache, "acquire", "key.tokens, 0, num_tokens - 1", "key.tokens, 0, num_tokens"),
-        ALL,
+        (RadixCache, "acquire"),
+        edit=("key.tokens, 0, num_tokens - 1", "key.tokens, 0, num_tokens"),
+        seen_by="reference",
     ),
     PlantedBug(
         "match ends inside a block",
-        *(RadixTree, "find", "same - same % self.block_size", "same"),
-        ALL,
+        (RadixTree, "find"),
+        edit=("same - same % self.block_size", "same"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "an edge is trusted by its first block",
-        *(RadixTree, "find", "tokens.startswith(edge, at)", "len(edge)"),
-        ALL,
+        (RadixTree, "find"),
+        edit=("tokens.startswith(edge, at)", "len(edge)"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "match looks into whichever namespace came first",
-        *(
-            RadixCache,
-            "match",
-            "self.tree.roots.get(key.namespace)",
-            "next(iter(self.tree.roots.values()), None)",
-        ),
-        ALL,
+        (RadixCache, "match"),
+        edit=("self.tree.roots.get(key.namespace)", "next(iter(self.tree.roots.values()), None)"),
+        seen_by="reference content",
     ),
     PlantedBug(
         "acquire looks into whichever namespace came first",
-        *(
-            RadixCache,
-            "acquire",
-            "self.tree.roots.get(key.namespace)",
-            "next(iter(self.tree.roots.values()), None)",
-        ),
-        ALL,
+        (RadixCache, "acquire"),
+        edit=("self.tree.roots.get(key.namespace)", "next(iter(self.tree.roots.values()), None)"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "a split gives the upper node the lower one's blocks",
-        *(
-            RadixTree,
-            "split",
+        (RadixTree, "split"),
+        edit=(
             "node.edge[:cut], node.block_ids[:cut_blocks]",
             "node.edge[:cut], node.block_ids[-cut_blocks:]",
         ),
-        ALL,
+        seen_by="check reference content",
     ),
-    # Eviction.
     PlantedBug(
         "a trim frees the first blocks of an edge",
-        *(
-            RadixTree,
-            "trim",
+        (RadixTree, "trim"),
+        edit=(
             "cut = leaf.block_ids[keep:]\n    del leaf.block_ids[keep:]",
             "cut = leaf.block_ids[:num_blocks]\n    del leaf.block_ids[:num_blocks]",
         ),
-        ALL,
+        seen_by="reference content",
     ),
     PlantedBug(
         "a trim is not counted",
-        *(Pins, "trimmed", "num_blocks\n", "0\n"),
-        ALL,
+        (Pins, "trimmed"),
+        edit=("num_blocks\n", "0\n"),
+        seen_by="check reference content",
     ),
     PlantedBug(
         "eviction counts blocks that a lease still holds as freed",
-        *(
-            RadixCache,
-            "evict",
+        (RadixCache, "evict"),
+        edit=(
             "freed += self.pool.release(evicted)",
             "freed += bool(self.pool.release(evicted) + 1) * len(evicted)",
         ),
-        ALL,
+        seen_by="reference",
     ),
     PlantedBug(
         "room for a few blocks is made by evicting many",
-        *(RadixCache, "_allocate", "self.evict(count - self.pool.num_free)", "self.evict(count)"),
-        ALL,
+        (RadixCache, "_allocate"),
+        edit=("self.evict(count - self.pool.num_free)", "self.evict(count)"),
+        seen_by="reference",
     ),
     PlantedBug(
         "the most recently used goes first",
-        *(LRU, "rank", "node.last_access", "-node.last_access"),
-        ALL,
+        (LRU, "rank"),
+        edit=("node.last_access", "-node.last_access"),
+        seen_by="reference",
     ),
     PlantedBug(
         "a parent does not inherit the recency of its last child",
-        *(RadixCache, "evict", "max(parent.last_access, leaf.last_access)", "parent.last_access"),
-        ALL,
+        (RadixCache, "evict"),
+        edit=("max(parent.last_access, leaf.last_access)", "parent.last_access"),
+        seen_by="",
+        test="tests.core.test_eviction:"
+        "test_a_parent_is_as_recent_as_the_last_use_of_its_evicted_child",
     ),
     PlantedBug(
         "a parent inherits after it was ranked",
-        *(
-            RadixCache,
-            "evict",
+        (RadixCache, "evict"),
+        edit=(
             "parent.last_access = max(parent.last_access, leaf.last_access)\n"
             "            self.pins.removed(leaf, parent)",
             "self.pins.removed(leaf, parent)\n"
             "            parent.last_access = max(parent.last_access, leaf.last_access)",
         ),
-        ALL,
+        seen_by="check",
     ),
     PlantedBug(
         "an acquired prefix does not count as used",
-        *(RadixCache, "acquire", "self._touch(node)", "pass"),
-        ALL,
+        (RadixCache, "acquire"),
+        edit=("self._touch(node)", "pass"),
+        seen_by="reference",
     ),
 )
