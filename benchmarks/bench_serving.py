@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
@@ -19,6 +20,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does; before torch
 
 import torch
 from limits import decode_bytes, extend_flop, measure_limits

@@ -29,8 +29,8 @@ def sample(
     min_p        [R] float32 in [0, 1]
     returns      [R] int64
 
-    The likeliest token always stays.  Ties go to the lower id.  One sort of each row, none where no row
-    filters.
+    The likeliest token always stays.  Ties go to the lower id.  Cost: one sort of each row, none
+    where no row filters.
     Source: Gumbel-max draw (Maddison et al. 2014); top-p as in Holtzman et al. 2020, applied
     after top-k, on the probabilities that top-k left.
     """

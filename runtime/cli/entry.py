@@ -1,0 +1,22 @@
+"""Where the console script begins: what must be set before torch is loaded.
+
+Owns: that order.  Does not know: commands.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def main() -> int:
+    """Run the command line.
+
+    OpenMP's threads sleep while they wait for each other, unless OMP_WAIT_POLICY says otherwise.
+    By default they spin, and where another process takes a core for a moment each of a step's
+    hundreds of products waits for it: measured 2 to 20 times slower, against 5 to 15 % gained on
+    an idle machine.  The library reads the variable as it is loaded, so this comes first.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from runtime.cli import main as command_line  # imports torch
+
+    return command_line.main()
