@@ -10,6 +10,7 @@ a command does.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
     except (RequestError, InvalidSetting, CallerError) as error:
         return _report(error, 2, as_json=args.json)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (RuntimeFault, OSError) as error:
         return _report(error, 1, as_json=args.json)
     except KeyboardInterrupt:

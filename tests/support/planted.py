@@ -273,6 +273,12 @@ PLANTED_BUGS = (
         seen_by="reference",
     ),
     PlantedBug(
+        "the prefix that was found counts as room for the rest",
+        (RadixCache, "acquire"),
+        edit=("self.pins.num_unpinned_above(found.node, found.inside, block_size)", "0"),
+        seen_by="reference",
+    ),
+    PlantedBug(
         "the most recently used goes first",
         (LRU, "rank"),
         edit=("node.last_access", "-node.last_access"),
