@@ -22,7 +22,7 @@ from radixcache.pins import Pins
 from radixcache.policy import LRU, EvictionPolicy
 from radixcache.pool import BlockPool
 from radixcache.stats import CacheStats, Counters
-from radixcache.tokens import TOKEN_BYTES, Packed
+from radixcache.tokens import TOKEN_BYTES, Packed, check_packed
 from radixcache.tree import RadixTree
 from radixcache.view import TreeView, view_tree
 
@@ -109,9 +109,10 @@ class RadixCache:
         returns  copies to carry out before the next step writes: where the last block is part
                  full and shared with a fork, this lease gets its own copy of it
 
-        Raises OutOfBlocks, and then the lease is as it was.
+        Raises OutOfBlocks or InvalidTokens, and then the lease is as it was.
         """
         self._check_lease(lease)
+        check_packed(tokens)
         block_size, old_len = self.config.block_size, lease.num_tokens
         filled = old_len % block_size
         new_len = old_len + len(tokens) // TOKEN_BYTES

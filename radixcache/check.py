@@ -106,6 +106,7 @@ def _check_leases(cache: RadixCache, nodes: list[Node]) -> None:
         edge = b"".join(bytes(n.edge) for n in reversed(path))
         blocks = [b for n in reversed(path) for b in n.block_ids]
         committed = lease.num_committed
+        _hold("I8", lease.num_cached <= committed, f"{lease!r}: more cached than committed")
         _hold("I7", len(edge) == committed * TOKEN_BYTES, f"{lease!r}: its path is another length")
         _hold("I7", lease.tokens.startswith(edge), f"{lease!r}: its path has other tokens")
         shared = lease.block_table[: committed // block_size].tolist()

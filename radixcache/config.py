@@ -27,5 +27,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidConfig(f"{name} must be an integer of at least 1, not {value!r}")
+        if not isinstance(self.enable_prefix_cache, bool):
+            raise InvalidConfig("enable_prefix_cache must be True or False")

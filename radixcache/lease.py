@@ -16,11 +16,11 @@ import msgspec
 
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.node import Node
-from radixcache.tokens import TOKEN_BYTES, Packed, pack_tokens
+from radixcache.tokens import TOKEN_BYTES, Packed, check_packed, pack_tokens
 
 
 class PrefixKey(msgspec.Struct, frozen=True):
-    """What is looked up: packed tokens in a namespace.
+    """What is looked up: packed tokens in a namespace.  Raises InvalidTokens for unpacked ones.
 
     >>> PrefixKey.of([1, 2, 3]).num_tokens
     3
@@ -28,6 +28,9 @@ class PrefixKey(msgspec.Struct, frozen=True):
 
     namespace: Namespace
     tokens: bytes
+
+    def __post_init__(self) -> None:
+        check_packed(self.tokens)
 
     @classmethod
     def of(cls, token_ids: list[int], namespace: Namespace = DEFAULT_NAMESPACE) -> PrefixKey:
@@ -66,8 +69,8 @@ class Commit(msgspec.Struct, frozen=True):
     """What a commit did.
 
     num_published  blocks that the tree took over
-    num_twins      blocks that another lease had published first: ours were freed, and the block
-                   table now names the others' (same tokens, same K/V)
+    num_twins      blocks that another lease had published first: ours were given up, and the
+                   block table now names the others' (same tokens, same K/V)
     """
 
     num_published: int

@@ -22,7 +22,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     query_tokens      tokens of those prompts
     hit_tokens        of those, tokens found in the cache
     published_blocks  blocks that the tree took over
-    twin_blocks       blocks freed because another lease had published the same tokens first
+    twin_blocks       blocks given up because another lease had published the same tokens first
     evicted_blocks    cached blocks given up to make room
     out_of_blocks     calls refused because too few blocks were free or evictable
     """

@@ -29,6 +29,8 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     >>> len(pack_tokens([1, 2, 3]))
     12
     """
+    if isinstance(token_ids, (bytes, bytearray, memoryview)):
+        raise InvalidTokens("token ids must be integers, not bytes: these are packed already")
     try:
         packed = array("i", token_ids)
     except (TypeError, OverflowError) as error:
@@ -36,6 +38,12 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     if packed and min(packed) < 0:
         raise InvalidTokens(f"token ids must not be negative: {min(packed)}")
     return packed.tobytes()
+
+
+def check_packed(tokens: Packed) -> None:
+    """Raise InvalidTokens unless these are packed ids, whole ones."""
+    if not isinstance(tokens, (bytes, bytearray)) or len(tokens) % TOKEN_BYTES:
+        raise InvalidTokens(f"token ids must be packed, see `pack_tokens`: {tokens!r:.40}")
 
 
 def unpack_tokens(packed: Packed) -> list[int]:

@@ -19,6 +19,7 @@ from radixcache.tree import RadixTree
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the tree.
 
+    namespace    the tree that it is in
     parent       `node_id` of the parent, None below a root
     depth        nodes between this one and its root
     tokens       packed ids of the edge
@@ -40,7 +41,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeView(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes, parents before children, siblings in order of creation."""
+    """All nodes, parents before children, siblings in order of creation; blocks of `block_size`."""
 
     block_size: int
     nodes: tuple[NodeView, ...]

@@ -1,0 +1,186 @@
+"""`check()` itself: every invariant that it names is one that it can see broken."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import pytest
+
+from radixcache import (
+    CacheConfig,
+    InvariantViolation,
+    Lease,
+    Namespace,
+    PrefixKey,
+    RadixCache,
+    pack_tokens,
+)
+from radixcache.node import Node
+from tests.core.serving import acquire, insert
+
+
+class Scene:
+    """A cache with everything in it: a split edge, an idle branch, two leases, private blocks.
+
+    root ──[1 2 3 4]──► upper (standing: lease) ──[5 6]──► lower (idle)
+                                                └─[7 8]──► leaf (standing: branch)
+    """
+
+    def __init__(self) -> None:
+        self.cache = RadixCache(CacheConfig(num_blocks=16, block_size=2))
+        insert(self.cache, range(1, 7))
+        self.lease: Lease = acquire(self.cache, [1, 2, 3, 4, 7, 8, 9])
+        self.branch: Lease = acquire(self.cache, [1, 2, 3, 4, 7, 8, 9])
+        self.cache.commit(self.branch, 6)
+        insert(self.cache, range(50, 54), Namespace(salt="other"))
+        self.cache.check()
+        self.root: Node = self.cache.tree.roots[self.lease.namespace]
+        (self.upper,) = self.root.children.values()
+        self.lower, self.leaf = self.upper.children.values()
+        self.pool, self.pins, self.tree = self.cache.pool, self.cache.pins, self.cache.tree
+
+
+def rank_anew_behind_the_index(scene: Scene) -> None:
+    scene.lower.last_access += 100
+
+
+def swap_two_entries_of_the_index(scene: Scene) -> None:
+    first, second = list(scene.pins.index._order)
+    scene.pins.index._order.clear()
+    entries = scene.pins.index._entries
+    entries[first[1]], entries[second[1]] = entries[second[1]], entries[first[1]]
+    scene.pins.index._order.update([first, second])
+
+
+def exchange_two_blocks(scene: Scene) -> None:
+    ids = scene.upper.block_ids
+    ids[0], ids[1] = ids[1], ids[0]
+
+
+def write_another_token_on_an_edge(scene: Scene) -> None:
+    scene.upper.edge[-4:] = pack_tokens([99])
+
+
+def file_a_child_under_another_first_block(scene: Scene) -> None:
+    children = scene.upper.children
+    children[pack_tokens([98, 99])] = children.pop(pack_tokens([5, 6]))
+
+
+def move_a_lease_to_the_sibling(scene: Scene) -> None:
+    scene.branch.node = scene.lower
+    scene.pins.lock(scene.lower)
+    scene.pins.unlock(scene.leaf)
+
+
+def forget_the_root(scene: Scene) -> None:
+    scene.tree.roots.clear()
+
+
+BREAKAGES: dict[str, tuple[str, Callable[[Scene], object]]] = {
+    "the free list has a block twice": (
+        "I1",
+        lambda s: s.pool._free.append(s.pool._free[0]),
+    ),
+    "the free list lacks a block": ("I1", lambda s: s.pool._free.pop()),
+    "a free block has an owner counted": (
+        "I3",
+        lambda s: s.pool._refs.__setitem__(s.pool._free[0], 1),
+    ),
+    "a cached block has an owner too many": ("I3", lambda s: s.pool.share(s.lower.block_ids)),
+    "a cached block is freed": ("I3", lambda s: s.pool.release(s.lower.block_ids)),
+    "a private block has no owner": (
+        "I3",
+        lambda s: s.pool._refs.__setitem__(s.lease.block_table[-1], 0),
+    ),
+    "two edges name one block": (
+        "I3",
+        lambda s: s.lower.block_ids.__setitem__(0, s.upper.block_ids[0]),
+    ),
+    "a pin is negative": ("I2", lambda s: setattr(s.lower, "lock_ref", -1)),
+    "a pin is missing": ("I2", lambda s: setattr(s.upper, "lock_ref", 1)),
+    "a pin is left over": ("I2", lambda s: setattr(s.leaf, "lock_ref", 2)),
+    "a lease ends on a node that is not in the tree": (
+        "I2",
+        lambda s: setattr(
+            s.lease,
+            "node",
+            Node(
+                99, namespace=s.lease.namespace, parent=None, edge=bytearray(), block_ids=array("i")
+            ),
+        ),
+    ),
+    "a whole tree is forgotten": ("I1|I2|I3", forget_the_root),
+    "an edge has more tokens than blocks": ("I4", lambda s: s.lower.edge.extend(b"\0" * 8)),
+    "an edge ends inside a block": ("I4", lambda s: s.lower.edge.extend(b"\0" * 4)),
+    "a child is found under another block than its first": (
+        "I4",
+        file_a_child_under_another_first_block,
+    ),
+    "a child names another parent": ("I4", lambda s: setattr(s.lower, "parent", s.root)),
+    "a child is in another namespace than its parent": (
+        "I4",
+        lambda s: setattr(s.lower, "namespace", Namespace(salt="other")),
+    ),
+    "a root is filed under another namespace": (
+        "I4",
+        lambda s: s.tree.roots.__setitem__(
+            Namespace(salt="third"), s.tree.roots.pop(Namespace(salt="other"))
+        ),
+    ),
+    "a root that nobody needs is kept": (
+        "I4",
+        lambda s: s.tree.root(Namespace(salt="unused")),
+    ),
+    "an idle leaf is not in the index": ("I5", lambda s: s.pins.index.remove(s.lower)),
+    "a pinned leaf is in the index": ("I5", lambda s: s.pins.index.add(s.leaf)),
+    "an inner node is in the index in place of a leaf": (
+        "I5",
+        lambda s: (s.pins.index.remove(s.lower), s.pins.index.add(s.upper)),
+    ),
+    "a leaf is in the index under an old rank": ("I5", rank_anew_behind_the_index),
+    "the index mixes up two leaves": ("I5", swap_two_entries_of_the_index),
+    "a block table and its path name different blocks": ("I7", exchange_two_blocks),
+    "a path has other tokens than its lease": ("I7", write_another_token_on_an_edge),
+    "a lease stands on a sibling": ("I7", move_a_lease_to_the_sibling),
+    "a lease has committed more than its path": (
+        "I1|I3|I7",
+        lambda s: setattr(s.lease, "num_committed", 6),
+    ),
+    "a block table is longer than its tokens": (
+        "I4",
+        lambda s: s.lease.tokens.__delitem__(slice(-8, None)),
+    ),
+    "a lease and its node are in different namespaces": (
+        "I4",
+        lambda s: setattr(s.lease, "namespace", Namespace(salt="other")),
+    ),
+    "evictable blocks are counted wrong": ("I8", lambda s: s.pins.trimmed(1)),
+    "pinned blocks are counted wrong": ("I8", lambda s: s.pins.extended(1)),
+    "nodes are counted wrong": ("I8", lambda s: setattr(s.tree, "num_nodes", 3)),
+}
+
+
+@pytest.mark.parametrize(("invariant", "damage"), BREAKAGES.values(), ids=BREAKAGES)
+def test_check_finds_that(invariant, damage):
+    scene = Scene()
+    damage(scene)
+    with pytest.raises(InvariantViolation, match=rf"^({invariant}): "):
+        scene.cache.check()
+
+
+def test_check_finds_nothing_wrong_in_a_sound_cache():
+    scene = Scene()
+    for lease in (scene.lease, scene.branch):
+        scene.cache.release(lease)
+        scene.cache.check()
+    scene.cache.evict(16)
+    scene.cache.check()
+
+
+def test_check_changes_nothing():
+    scene = Scene()
+    before = (scene.cache.stats(), scene.cache.view(), scene.pool.free_ids())
+    scene.cache.check()
+    assert (scene.cache.stats(), scene.cache.view(), scene.pool.free_ids()) == before
+    assert scene.cache.match(PrefixKey.of(list(range(1, 7)))).num_tokens == 6
