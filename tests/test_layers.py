@@ -35,9 +35,8 @@ OPTIONAL = {"huggingface_hub", "triton"}
 """Third parties that may be absent: they, and the files of ours that import them, may come late."""
 
 LATE_ON_PURPOSE = {
-    ("runtime/__init__.py", "__getattr__"): "what needs torch is imported when it is asked for"(
-        "runtime/cli/entry.py", "main"
-    ),  # an environment variable must be set before torch is loaded
+    ("runtime/__init__.py", "__getattr__"): "what needs torch is imported when it is asked for",
+    ("runtime/cli/entry.py", "main"): "an environment variable must be set before torch is loaded",
 }
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_TRITON_LINES = 400, 60, 120
