@@ -10,6 +10,7 @@ cached until its blocks are needed.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from operator import ne
 
 from radixcache.check import verify
@@ -18,6 +19,7 @@ from radixcache.errors import InvalidLease, OutOfBlocks
 from radixcache.eviction import EvictionIndex
 from radixcache.lease import BlockCopy, Commit, Lease, Match, PrefixKey
 from radixcache.node import Node
+from radixcache.observer import TreeObserver
 from radixcache.pins import Pins
 from radixcache.policy import LRU, EvictionPolicy
 from radixcache.pool import BlockPool
@@ -30,8 +32,9 @@ from radixcache.view import TreeView, view_tree
 class RadixCache:
     """A radix tree of token prefixes over refcounted blocks.
 
-    config  sizes; see `CacheConfig`
-    policy  order of eviction, LRU unless given
+    config     sizes; see `CacheConfig`
+    policy     order of eviction, LRU unless given
+    observers  told of every block that is published or given up
 
     The parts (`tree`, `pool`, `pins`, `leases`) are there to be read by checks and views.
 
@@ -43,8 +46,15 @@ class RadixCache:
     4
     """
 
-    def __init__(self, config: CacheConfig, *, policy: EvictionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        *,
+        policy: EvictionPolicy | None = None,
+        observers: Sequence[TreeObserver] = (),
+    ) -> None:
         self.config = config
+        self.observers = tuple(observers)
         self.tree = RadixTree(config.block_size)
         self.pool = BlockPool(config.num_blocks)
         self.pins = Pins(EvictionIndex(policy or LRU()))
@@ -97,6 +107,7 @@ class RadixCache:
         lease.num_cached = lease.num_committed = cached
         self.leases[lease.lease_id] = lease
         self._touch(node)
+        node.num_hits += 1
         self._counters.queries += 1
         self._counters.query_tokens += num_tokens
         self._counters.hit_tokens += cached
@@ -212,18 +223,7 @@ class RadixCache:
             leaf = self.pins.index.first()
             if leaf is None:
                 break
-            wanted = num_blocks - freed
-            if len(leaf.block_ids) <= wanted:
-                parent = self.tree.remove(leaf)
-                parent.last_access = max(parent.last_access, leaf.last_access)
-                self.pins.removed(leaf, parent)
-                self._drop_if_unused(parent)
-                evicted = leaf.block_ids
-            else:
-                evicted = self.tree.trim(leaf, wanted)
-                self.pins.trimmed(len(evicted))
-            freed += self.pool.release(evicted)
-            self._counters.evicted_blocks += len(evicted)
+            freed += self._give_up(leaf, min(num_blocks - freed, len(leaf.block_ids)))
         return freed
 
     def stats(self) -> CacheStats:
@@ -266,9 +266,32 @@ class RadixCache:
             self._require(count, self.pins.num_evictable)
         return self.pool.allocate(count)
 
+    def _give_up(self, leaf: Node, num_blocks: int) -> int:
+        """Take the last blocks off an evictable leaf, or all of it; return how many came free."""
+        for observer in self.observers:
+            observer.removed(leaf, num_blocks)
+        if num_blocks == len(leaf.block_ids):
+            parent = self.tree.remove(leaf)
+            parent.last_access = max(parent.last_access, leaf.last_access)
+            parent.num_hits += leaf.num_hits
+            self.pins.removed(leaf, parent)
+            self._drop_if_unused(parent)
+            evicted = leaf.block_ids
+        else:
+            evicted = self.tree.trim(leaf, num_blocks)
+            self.pins.trimmed(leaf, num_blocks)
+        self._counters.evicted_blocks += num_blocks
+        return self.pool.release(evicted)
+
     def _upper(self, node: Node, inside: int) -> Node:
         """The node whose edge ends after `inside` tokens of `node`'s: itself, or split off."""
-        return node if inside == node.num_tokens else self.tree.split(node, inside)
+        if inside == node.num_tokens:
+            return node
+        upper = self.tree.split(node, inside)
+        self.pins.split(node)
+        for observer in self.observers:
+            observer.split(upper, node)
+        return upper
 
     def _remap(self, lease: Lease, node: Node, end: int) -> int:
         """Give up the lease's private blocks below token `end` for those that the tree has."""
@@ -286,9 +309,13 @@ class RadixCache:
         if node is lease.node and node.is_leaf and node.lock_ref == 1:  # only we stand here
             self.tree.extend(node, edge, block_ids)
             self.pins.extended(len(block_ids))
-            return node
-        leaf = self.tree.attach(node, edge, block_ids)
-        self.pins.attached(leaf)
+            leaf = node
+        else:
+            leaf = self.tree.attach(node, edge, block_ids)
+            leaf.created = self._clock + 1
+            self.pins.attached(leaf)
+        for observer in self.observers:
+            observer.stored(leaf, len(block_ids))
         return leaf
 
     def _path_blocks(self, node: Node, above: Node | None) -> array[int]:

@@ -51,6 +51,12 @@ class EvictionIndex:
             raise InvariantViolation(f"{node!r} is not in the eviction index")
         self._order.remove((entry[0], node.node_id))
 
+    def update(self, node: Node) -> None:
+        """Enter a leaf anew, under its present rank."""
+        if self.policy.rank(node) != self._entries[node.node_id][0]:
+            self.remove(node)
+            self.add(node)
+
     def first(self) -> Node | None:
         """Return the next victim, or None where nothing can be evicted."""
         return self._entries[self._order[0][1]][1] if self._order else None

@@ -23,6 +23,22 @@ class NodeFacts(Protocol):
     def last_access(self) -> int:
         """Logical time of the last acquire or commit that ended here, or at an evicted child."""
 
+    @property
+    def created(self) -> int:
+        """Logical time at which the first block of the edge was published."""
+
+    @property
+    def num_hits(self) -> int:
+        """Acquires that found the node in the cache and ended here, or at an evicted child."""
+
+    @property
+    def start(self) -> int:
+        """Tokens of the prefix before the edge."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens on the edge."""
+
 
 class Node:
     """A run of tokens whose K/V is cached, behind its parent's.
@@ -34,17 +50,23 @@ class Node:
     children     child nodes by the bytes of their edge's first block
     lock_ref     leases that end here + children that are pinned; 0 means evictable
     last_access  logical time of the last acquire or commit that ended here, or at an evicted child
+    created      logical time at which the first block of the edge was published
+    num_hits     acquires that found it in the cache and ended here, or at an evicted child
+    start        tokens of the prefix before the edge
     """
 
     __slots__ = (
         "block_ids",
         "children",
+        "created",
         "edge",
         "last_access",
         "lock_ref",
         "namespace",
         "node_id",
+        "num_hits",
         "parent",
+        "start",
     )
 
     def __init__(
@@ -55,6 +77,7 @@ class Node:
         parent: Node | None,
         edge: bytearray,
         block_ids: array[int],
+        start: int,
     ) -> None:
         self.node_id = node_id
         self.namespace = namespace
@@ -64,6 +87,9 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.lock_ref = 0
         self.last_access = 0
+        self.created = 0
+        self.num_hits = 0
+        self.start = start
 
     @property
     def num_tokens(self) -> int:

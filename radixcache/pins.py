@@ -63,9 +63,15 @@ class Pins:
         """Account for blocks added to a pinned leaf's edge."""
         self.num_pinned += num_blocks
 
-    def trimmed(self, num_blocks: int) -> None:
-        """Account for blocks cut off an evictable leaf."""
+    def trimmed(self, leaf: Node, num_blocks: int) -> None:
+        """Account for blocks cut off an evictable leaf, whose rank may be another now."""
         self.num_evictable -= num_blocks
+        self.index.update(leaf)
+
+    def split(self, lower: Node) -> None:
+        """Account for a cut edge; the lower part's rank may be another now."""
+        if lower in self.index:
+            self.index.update(lower)
 
     def removed(self, leaf: Node, parent: Node) -> None:
         """Account for an evictable leaf taken off; its parent may be an evictable leaf now."""

@@ -47,7 +47,7 @@ class RadixTree:
         """Return the root of a namespace, made if it has none yet."""
         node = self.roots.get(namespace)
         if node is None:
-            node = self.roots[namespace] = self._node(namespace, None, bytearray(), array("i"))
+            node = self.roots[namespace] = self._node(namespace, None, bytearray(), array("i"), 0)
         return node
 
     def drop_root(self, root: Node) -> None:
@@ -91,20 +91,24 @@ class RadixTree:
         cut, cut_blocks = inside * TOKEN_BYTES, inside // self.block_size
         parent = node.parent
         assert parent is not None
-        upper = self._node(node.namespace, parent, node.edge[:cut], node.block_ids[:cut_blocks])
-        upper.last_access = node.last_access
+        upper = self._node(
+            node.namespace, parent, node.edge[:cut], node.block_ids[:cut_blocks], node.start
+        )
+        upper.last_access, upper.created = node.last_access, node.created
         upper.lock_ref = 1 if node.lock_ref else 0
         parent.children[self._first_block(upper)] = upper
         del node.edge[:cut]
         del node.block_ids[:cut_blocks]
         node.parent = upper
+        node.start += inside
         upper.children[self._first_block(node)] = node
         self.num_nodes += 1
         return upper
 
     def attach(self, parent: Node, edge: bytearray, block_ids: array[int]) -> Node:
         """Hang a new leaf below `parent`; its first block must be new there."""
-        node = self._node(parent.namespace, parent, edge, block_ids)
+        start = parent.start + parent.num_tokens
+        node = self._node(parent.namespace, parent, edge, block_ids, start)
         parent.children[self._first_block(node)] = node
         self.num_nodes += 1
         return node
@@ -140,11 +144,21 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def _node(
-        self, namespace: Namespace, parent: Node | None, edge: bytearray, block_ids: array[int]
+        self,
+        namespace: Namespace,
+        parent: Node | None,
+        edge: bytearray,
+        block_ids: array[int],
+        start: int,
     ) -> Node:
         self._next_id += 1
         return Node(
-            self._next_id, namespace=namespace, parent=parent, edge=edge, block_ids=block_ids
+            self._next_id,
+            namespace=namespace,
+            parent=parent,
+            edge=edge,
+            block_ids=block_ids,
+            start=start,
         )
 
     def _first_block(self, node: Node) -> bytes:

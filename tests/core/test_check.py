@@ -106,7 +106,12 @@ BREAKAGES: dict[str, tuple[str, Callable[[Scene], object]]] = {
             s.lease,
             "node",
             Node(
-                99, namespace=s.lease.namespace, parent=None, edge=bytearray(), block_ids=array("i")
+                99,
+                namespace=s.lease.namespace,
+                parent=None,
+                edge=bytearray(),
+                block_ids=array("i"),
+                start=0,
             ),
         ),
     ),
@@ -155,7 +160,7 @@ BREAKAGES: dict[str, tuple[str, Callable[[Scene], object]]] = {
         "I4",
         lambda s: setattr(s.lease, "namespace", Namespace(salt="other")),
     ),
-    "evictable blocks are counted wrong": ("I8", lambda s: s.pins.trimmed(1)),
+    "evictable blocks are counted wrong": ("I8", lambda s: setattr(s.pins, "num_evictable", 99)),
     "pinned blocks are counted wrong": ("I8", lambda s: s.pins.extended(1)),
     "nodes are counted wrong": ("I8", lambda s: setattr(s.tree, "num_nodes", 3)),
 }

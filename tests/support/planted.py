@@ -259,10 +259,10 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "eviction counts blocks that a lease still holds as freed",
-        (RadixCache, "evict"),
+        (RadixCache, "_give_up"),
         edit=(
-            "freed += self.pool.release(evicted)",
-            "freed += bool(self.pool.release(evicted) + 1) * len(evicted)",
+            "return self.pool.release(evicted)",
+            "return bool(self.pool.release(evicted) + 1) * len(evicted)",
         ),
         seen_by="reference",
     ),
@@ -286,7 +286,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a parent does not inherit the recency of its last child",
-        (RadixCache, "evict"),
+        (RadixCache, "_give_up"),
         edit=("max(parent.last_access, leaf.last_access)", "parent.last_access"),
         seen_by="",
         test="tests.core.test_eviction:"
@@ -294,12 +294,11 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a parent inherits after it was ranked",
-        (RadixCache, "evict"),
+        (RadixCache, "_give_up"),
         edit=(
-            "parent.last_access = max(parent.last_access, leaf.last_access)\n"
-            "            self.pins.removed(leaf, parent)",
+            "parent.num_hits += leaf.num_hits\n        self.pins.removed(leaf, parent)",
             "self.pins.removed(leaf, parent)\n"
-            "            parent.last_access = max(parent.last_access, leaf.last_access)",
+            "        parent.last_access = max(parent.last_access + 1, leaf.last_access)",
         ),
         seen_by="check",
     ),
