@@ -76,6 +76,8 @@ class RadixCache:
     def acquire(self, key: PrefixKey) -> Lease:
         """Pin the longest cached prefix of a prompt and add blocks for the rest.
 
+        Where the prompt leaves the cache inside a block, the head of that block is used by a copy
+        (`lease.copy_owed`), so that large blocks find as many tokens as small ones.
         At least the last token is left to compute, so that there are logits to sample from.
         O(nodes passed + blocks); evicts if it must.  Raises OutOfBlocks, and then no lease, pin
         or block was taken.
@@ -83,14 +85,15 @@ class RadixCache:
         num_tokens, block_size = key.num_tokens, self.config.block_size
         needed = -(-num_tokens // block_size)
         root = self.tree.roots.get(key.namespace)
-        cached, node = 0, root
+        committed, node, source, partial = 0, root, -1, 0
         if root is not None and num_tokens and self.config.enable_prefix_cache:
             found = self.tree.find(root, key.tokens, 0, num_tokens - 1)
+            source, partial = self.tree.find_partial(found, key.tokens, num_tokens - 1)
             needed -= found.num_tokens // block_size
             self._require(
                 needed, self.pins.num_unpinned_above(found.node, found.inside, block_size)
             )
-            cached, node = found.num_tokens, self._upper(found.node, found.inside)
+            committed, node = found.num_tokens, self._upper(found.node, found.inside)
         if node is None:
             self._require(needed, 0)
             node = self.tree.root(key.namespace)
@@ -104,13 +107,15 @@ class RadixCache:
         lease = Lease(self._next_lease_id, key.namespace, key.tokens, node)
         lease.block_table = self._path_blocks(node, None)
         lease.block_table.extend(fresh)
-        lease.num_cached = lease.num_committed = cached
+        lease.num_committed, lease.num_cached = committed, committed + partial
+        if partial:
+            lease.copy_owed = BlockCopy(source, fresh[0], partial)
         self.leases[lease.lease_id] = lease
         self._touch(node)
         node.num_hits += 1
         self._counters.queries += 1
         self._counters.query_tokens += num_tokens
-        self._counters.hit_tokens += cached
+        self._counters.hit_tokens += lease.num_cached
         return lease
 
     def append(self, lease: Lease, tokens: Packed) -> tuple[BlockCopy, ...]:

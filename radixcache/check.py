@@ -76,6 +76,11 @@ def _check_node(cache: RadixCache, node: Node) -> None:
         _hold("I4", child.parent is node, f"{child!r} does not know its parent")
         _hold("I4", bytes(child.edge[:block_bytes]) == first, f"{child!r} under a foreign key")
         _hold("I4", child.namespace == node.namespace, f"{child!r} in two namespaces")
+    if node.order is not None:
+        _hold("I4", node.order == sorted(node.children), f"{node!r}: its children are out of order")
+    if node.parent is not None:
+        start = node.parent.start + node.parent.num_tokens
+        _hold("I4", node.start == start, f"{node!r}: its edge should start at {start}")
     if node.parent is None:
         _hold("I4", cache.tree.roots.get(node.namespace) is node, f"{node!r}: root of nothing")
         _hold("I4", bool(node.children or node.lock_ref), f"{node!r}: an unused root is kept")
@@ -106,7 +111,6 @@ def _check_leases(cache: RadixCache, nodes: list[Node]) -> None:
         edge = b"".join(bytes(n.edge) for n in reversed(path))
         blocks = [b for n in reversed(path) for b in n.block_ids]
         committed = lease.num_committed
-        _hold("I8", lease.num_cached <= committed, f"{lease!r}: more cached than committed")
         _hold("I7", len(edge) == committed * TOKEN_BYTES, f"{lease!r}: its path is another length")
         _hold("I7", lease.tokens.startswith(edge), f"{lease!r}: its path has other tokens")
         shared = lease.block_table[: committed // block_size].tolist()

@@ -14,7 +14,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What a `RadixCache` is built from.
 
     num_blocks           blocks in the pool, at least 1
-    block_size           tokens a block, at least 1; prefixes are shared in whole blocks
+    block_size           tokens a block, at least 1; prefixes are published in whole blocks
     enable_prefix_cache  False: every prompt is computed whole, nothing is published
 
     Raises InvalidConfig for numbers below 1.

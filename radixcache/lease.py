@@ -5,7 +5,7 @@ Idea: a sequence is a lease, and every kind of branching is fork, truncate, rele
 
     tokens       │ committed: shared with the tree │ private: this lease's own │
     block_table  │ b0  b1  b2 …                    │ b7  b8  b9(part full)     │
-                 0 … num_cached … num_committed                      num_tokens
+                 0                              num_committed        num_tokens
 """
 
 from __future__ import annotations
@@ -82,12 +82,15 @@ class Lease:
 
     tokens         packed ids, prompt and what was appended; grows
     block_table    a block id for each `block_size` tokens, the last perhaps part full
-    num_cached     tokens found in the cache at `acquire`
+    num_cached     tokens found in the cache at `acquire`; beyond whole blocks by a copy
     num_committed  tokens whose blocks belong to the tree, whole blocks; the rest is private
+    copy_owed      the copy that `num_cached` counts on, to be carried out before the next step
+                   writes; None where the cache was left at the edge of a block
     """
 
     __slots__ = (
         "block_table",
+        "copy_owed",
         "lease_id",
         "namespace",
         "node",
@@ -102,6 +105,7 @@ class Lease:
         self.tokens = bytearray(tokens)
         self.block_table = array("i")
         self.num_cached = 0
+        self.copy_owed: BlockCopy | None = None
         self.num_committed = 0
         self.node = node  # where the committed part ends in the tree; pinned
 

@@ -79,6 +79,32 @@ class RadixTree:
             return Position(child, passed + inside, inside)
         return Position(node, at // TOKEN_BYTES, node.num_tokens)
 
+    def find_partial(self, found: Position, tokens: Packed, end: int) -> tuple[int, int]:
+        """Find the block that agrees with most of the tokens where a key left the tree.
+
+        found    where `find` stopped, its `num_tokens` counted from the key's begin
+        returns  block id and how many of its first tokens agree, fewer than a block; (-1, 0) where
+                 none does
+
+        One comparison inside an edge; among children O(log n) steps, as neighbours in the order of
+        bytes share the longest beginning.
+        """
+        limit = min(end - found.num_tokens, self.block_size)
+        if found.inside < found.node.num_tokens:
+            node, offset = found.node, found.inside
+            block = offset // self.block_size
+            candidates = [(node.edge[offset * TOKEN_BYTES :], node.block_ids[block])]
+        else:
+            at = found.num_tokens * TOKEN_BYTES
+            wanted = bytes(tokens[at : at + limit * TOKEN_BYTES])
+            candidates = [(child.edge, child.block_ids[0]) for child in found.node.nearest(wanted)]
+        best = (-1, 0)
+        for edge, block_id in candidates:
+            same = common_prefix_len(tokens, found.num_tokens, edge, limit)
+            if same > best[1]:
+                best = (block_id, same)
+        return best
+
     def split(self, node: Node, inside: int) -> Node:
         """Cut a node's edge after `inside` tokens; return the new upper node.
 
@@ -96,12 +122,12 @@ class RadixTree:
         )
         upper.last_access, upper.created = node.last_access, node.created
         upper.lock_ref = 1 if node.lock_ref else 0
-        parent.children[self._first_block(upper)] = upper
+        parent.children[self._first_block(upper)] = upper  # in the place of `node`
         del node.edge[:cut]
         del node.block_ids[:cut_blocks]
         node.parent = upper
         node.start += inside
-        upper.children[self._first_block(node)] = node
+        upper.adopt(self._first_block(node), node)
         self.num_nodes += 1
         return upper
 
@@ -109,7 +135,7 @@ class RadixTree:
         """Hang a new leaf below `parent`; its first block must be new there."""
         start = parent.start + parent.num_tokens
         node = self._node(parent.namespace, parent, edge, block_ids, start)
-        parent.children[self._first_block(node)] = node
+        parent.adopt(self._first_block(node), node)
         self.num_nodes += 1
         return node
 
@@ -130,7 +156,7 @@ class RadixTree:
         """Take a leaf off the tree; return its parent."""
         parent = leaf.parent
         assert parent is not None
-        del parent.children[self._first_block(leaf)]
+        parent.disown(self._first_block(leaf))
         leaf.parent = None
         self.num_nodes -= 1
         return parent

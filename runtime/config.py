@@ -23,7 +23,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dtype                of weights and K/V: "auto" (bfloat16 on CUDA, float32 on the CPU) or a name
     kv_memory_bytes      memory for K/V, in bytes
     num_blocks           blocks of the pool, instead of `kv_memory_bytes`
-    block_size           tokens a block; prefixes are shared in whole blocks
+    block_size           tokens a block; prefixes are published in whole blocks
     enable_prefix_cache  False computes every prompt whole
     max_len              longest sequence in tokens; None takes what model and pool allow
     max_step_tokens      tokens computed in one step, over all sequences (the token budget)

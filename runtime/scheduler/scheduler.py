@@ -65,6 +65,8 @@ class Scheduler:
             budget -= self._plan(sequence, budget)
         if budget > 0 and self.num_preemptions == preemptions_before:
             for sequence in self._admitted():
+                if sequence.lease is not None and sequence.lease.copy_owed is not None:
+                    copies.append(sequence.lease.copy_owed)
                 budget -= self._plan(sequence, budget)
                 if budget <= 0:
                     break

@@ -108,6 +108,7 @@ class CacheMachine(RuleBasedStateMachine):
             if self.running:  # preempt the oldest, as a runtime would, so that things move on
                 self.end(self.running[0])
             return None
+        self.store.owe([lease.copy_owed] if lease.copy_owed else [])
         self.running.append(Running(lease, twin, lease.num_cached))
         return self.running[-1]
 

@@ -168,6 +168,36 @@ PLANTED_BUGS = (
         seen_by="reference content",
     ),
     PlantedBug(
+        "the head of a block is copied to the wrong block",
+        (RadixCache, "acquire"),
+        edit=("BlockCopy(source, fresh[0], partial)", "BlockCopy(source, fresh[-1], partial)"),
+        seen_by="content",
+    ),
+    PlantedBug(
+        "the head of a block is counted as cached, but never copied",
+        (RadixCache, "acquire"),
+        edit=("if partial:", "if partial > 99:"),
+        seen_by="content",
+    ),
+    PlantedBug(
+        "the head of a block is copied one token too long",
+        (RadixTree, "find_partial"),
+        edit=("best = (block_id, same)", "best = (block_id, min(same + 1, limit))"),
+        seen_by="reference content",
+    ),
+    PlantedBug(
+        "the head of a block is taken from the beginning of its edge",
+        (RadixTree, "find_partial"),
+        edit=("node.edge[offset * TOKEN_BYTES :]", "node.edge[:]"),
+        seen_by="reference content",
+    ),
+    PlantedBug(
+        "only the first child is asked for the head of a block",
+        (RadixTree, "find_partial"),
+        edit=("found.node.nearest(wanted)]", "found.node.nearest(wanted)[:1]]"),
+        seen_by="reference",
+    ),
+    PlantedBug(
         "commit publishes the part-full block",
         (RadixCache, "commit"),
         edit=("num_tokens - num_tokens % block_size", "num_tokens"),

@@ -9,6 +9,7 @@ at each question.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 
 from msgspec import structs
@@ -74,6 +75,13 @@ class ReferenceCache:
         """Those of them that are cached."""
         return [p for p in self.prefixes(namespace, tokens, end) if p in self.cached]
 
+    def agreed(self, namespace: Namespace, tokens: list[int]) -> int:
+        """How many of the tokens begin some cached prefix, to the token."""
+        if not self.config.enable_prefix_cache:
+            return 0
+        known = [cached for space, cached in self.cached if space == namespace]
+        return max((_num_equal(cached, tokens) for cached in known), default=0)
+
     def pinned(self) -> set[Prefix]:
         """The cached prefixes that a lease has committed or been given."""
         return {
@@ -111,7 +119,8 @@ class ReferenceCache:
         """Take the cached prefix, all but the last token at most, and fresh blocks for the rest."""
         hits = self.hits(namespace, tokens, len(tokens) - 1)
         lease = ReferenceLease(namespace, list(tokens), [self.cached[p] for p in hits])
-        lease.num_cached = lease.num_committed = len(hits) * self.config.block_size
+        lease.num_committed = len(hits) * self.config.block_size
+        lease.num_cached = self.agreed(namespace, tokens[:-1])
         self.leases.append(lease)  # it pins what it was given while room is made for the rest
         try:
             lease.blocks += self._take(self._num_blocks(len(tokens)) - len(hits))
@@ -251,3 +260,9 @@ def _cached_blocks(cache: RadixCache) -> tuple[dict[Prefix, int], list[Prefix]]:
         if node.evict_order is not None:
             victims[node.evict_order] = (node.namespace, path)
     return blocks, [victims[place] for place in sorted(victims)]
+
+
+def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many of the first tokens are the same."""
+    pairs = list(zip(left, right, strict=False))
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
