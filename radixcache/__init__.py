@@ -23,20 +23,27 @@ from radixcache.errors import (
 from radixcache.lease import BlockCopy, Commit, Lease, Match, PrefixKey
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.node import NodeFacts
-from radixcache.policy import LRU, EvictionPolicy
+from radixcache.observer import TreeObserver
+from radixcache.policy import FIFO, LFU, LRU, MRU, POLICIES, SLRU, CostAware, EvictionPolicy
 from radixcache.stats import CacheStats
 from radixcache.tokens import pack_tokens, unpack_tokens
 from radixcache.view import NodeView, TreeView, render_text
 
 __all__ = [
     "DEFAULT_NAMESPACE",
+    "FIFO",
+    "LFU",
     "LRU",
+    "MRU",
+    "POLICIES",
+    "SLRU",
     "BlockCopy",
     "CacheConfig",
     "CacheError",
     "CacheStats",
     "CallerError",
     "Commit",
+    "CostAware",
     "EvictionPolicy",
     "InvalidConfig",
     "InvalidLease",
@@ -50,6 +57,7 @@ __all__ = [
     "OutOfBlocks",
     "PrefixKey",
     "RadixCache",
+    "TreeObserver",
     "TreeView",
     "pack_tokens",
     "render_text",

@@ -311,7 +311,8 @@ class RadixCache:
         first, last = (n // self.config.block_size for n in (start, end))
         block_ids = lease.block_table[first:last]
         edge = lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
-        if node is lease.node and node.is_leaf and node.lock_ref == 1:  # only we stand here
+        alone = node is lease.node and node.is_leaf and node.lock_ref == 1
+        if alone and (self.pins.index.policy.by_recency or not node.num_hits):
             self.tree.extend(node, edge, block_ids)
             self.pins.extended(len(block_ids))
             leaf = node

@@ -15,19 +15,110 @@ Rank = Any
 
 
 class EvictionPolicy(Protocol):
-    """Order of eviction: the evictable leaf with the lowest rank goes first."""
+    """Order of eviction: the evictable leaf with the lowest rank goes first.
+
+    by_recency  whether the rank is the last access alone.  A leaf that was hit then goes on
+                growing in place; under any other policy what grows behind a hit is a node of its
+                own, with facts of its own
+    """
+
+    by_recency: bool
 
     def rank(self, node: NodeFacts) -> Rank:
         """Return the node's rank.
 
-        It may depend on the node's facts alone, and facts change only while the node is pinned
-        or just becoming a leaf: so the index never needs to be sorted again.
+        It may depend on the node's facts alone; the cache enters a leaf anew when they change.
         """
 
 
 class LRU:
     """Least recently used first: the leaf whose last acquire or commit is longest ago."""
 
+    by_recency = True
+
     def rank(self, node: NodeFacts) -> Rank:
         """Return the logical time of the last access."""
         return node.last_access
+
+
+class MRU:
+    """Most recently used first: for scans that never come back."""
+
+    by_recency = False
+
+    def rank(self, node: NodeFacts) -> Rank:
+        """Return the logical time of the last access, backwards."""
+        return -node.last_access
+
+
+class FIFO:
+    """Oldest first, however often it was used."""
+
+    by_recency = False
+
+    def rank(self, node: NodeFacts) -> Rank:
+        """Return the logical time of creation."""
+        return node.created
+
+
+class LFU:
+    """Least often hit first, the least recently used among equals.
+
+    A request counts once, when it finds the node; publishing is no hit.
+    """
+
+    by_recency = False
+
+    def rank(self, node: NodeFacts) -> Rank:
+        """Return (hits, last access)."""
+        return node.num_hits, node.last_access
+
+
+class SLRU:
+    """Segmented LRU: nodes hit fewer than `threshold` times go before all others.
+
+    Source: Karedla et al. 1994, with a count of hits in place of a cap on the protected segment.
+    """
+
+    by_recency = False
+
+    def __init__(self, threshold: int = 2) -> None:
+        self.threshold = threshold
+
+    def rank(self, node: NodeFacts) -> Rank:
+        """Return (is protected, last access)."""
+        return node.num_hits >= self.threshold, node.last_access
+
+
+class CostAware:
+    """Least recently used first, where each token's cost of computing it anew counts as recency.
+
+    A token at position p costs 1 + p / `attention_len`: the products with weights, and attention
+    over what is before it.  A block deep in a long prefix thus outlives one near a root by
+    `weight` accesses for each time that it costs as much again.
+
+    attention_len  prefix length at which attention costs as much as all else, in tokens
+    weight         accesses that one unit of cost is worth
+    """
+
+    by_recency = False
+
+    def __init__(self, *, attention_len: int = 4096, weight: float = 64.0) -> None:
+        self.attention_len = attention_len
+        self.weight = weight
+
+    def rank(self, node: NodeFacts) -> Rank:
+        """Return last access + weight · cost of the edge's last token."""
+        cost = 1 + (node.start + node.num_tokens) / self.attention_len
+        return node.last_access + self.weight * cost
+
+
+POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lru": LRU,
+    "mru": MRU,
+    "fifo": FIFO,
+    "lfu": LFU,
+    "slru": SLRU,
+    "cost": CostAware,
+}
+"""Policies by the name that settings give them."""

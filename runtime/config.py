@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from radixcache.policy import POLICIES
 from runtime.errors import InvalidSetting
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -25,6 +26,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_blocks           blocks of the pool, instead of `kv_memory_bytes`
     block_size           tokens a block; prefixes are published in whole blocks
     enable_prefix_cache  False computes every prompt whole
+    eviction_policy      which cached blocks go first: lru, lfu, slru, fifo, mru or cost
     max_len              longest sequence in tokens; None takes what model and pool allow
     max_step_tokens      tokens computed in one step, over all sequences (the token budget)
     max_chunk_tokens     tokens of one prompt computed in one step; 0: as many as the budget has
@@ -42,6 +44,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_blocks: int | None = None
     block_size: int = 16
     enable_prefix_cache: bool = True
+    eviction_policy: str = "lru"
     max_len: int | None = None
     max_step_tokens: int = 512
     max_chunk_tokens: int = 0
@@ -52,6 +55,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InvalidSetting(f"dtype is {self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        if self.eviction_policy not in POLICIES:
+            raise InvalidSetting(
+                f"eviction_policy is {self.eviction_policy!r}: choose one of {', '.join(POLICIES)}"
+            )
         if not isinstance(self.enable_prefix_cache, bool):
             raise InvalidSetting("enable_prefix_cache must be True or False")
         for name in ("kv_memory_bytes", "block_size"):

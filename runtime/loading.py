@@ -16,6 +16,7 @@ import torch
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
+from radixcache.policy import POLICIES
 from runtime.config import RuntimeConfig
 from runtime.engine import Engine, Executor
 from runtime.errors import InvalidRequest, InvalidSetting
@@ -118,7 +119,8 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
             num_blocks=memory.num_blocks,
             block_size=memory.block_size,
             enable_prefix_cache=config.enable_prefix_cache,
-        )
+        ),
+        policy=POLICIES[config.eviction_policy](),
     )
     executor = ModelExecutor(model, store)
     tokenizer = checkpoint.tokenizer()

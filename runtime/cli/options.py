@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from radixcache.policy import POLICIES
 from runtime.config import DEFAULT_MODEL, DTYPES, RuntimeConfig
 from runtime.request import SamplingParams
 
@@ -50,6 +51,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     flag("--num-blocks", type=int, metavar="N", help="blocks of the pool, instead of --kv-memory")
     flag("--block-size", type=int, default=default.block_size, metavar="N", help="tokens a block")
     flag("--no-prefix-cache", action="store_true", help="compute every prompt whole")
+    flag("--eviction-policy", default="lru", choices=tuple(POLICIES), help="default lru")
     flag("--max-len", type=int, metavar="N", help="longest sequence in tokens")
     for name, text in (
         ("max-step-tokens", "tokens computed in one step, over all sequences"),
@@ -72,6 +74,7 @@ def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
         num_blocks=args.num_blocks,
         block_size=args.block_size,
         enable_prefix_cache=not args.no_prefix_cache,
+        eviction_policy=args.eviction_policy,
         max_len=args.max_len,
         max_step_tokens=args.max_step_tokens,
         max_chunk_tokens=args.max_chunk_tokens,

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixcache import (
     DEFAULT_NAMESPACE,
+    POLICIES,
     BlockCopy,
     CacheConfig,
     InvalidLease,
@@ -74,11 +75,12 @@ class CacheMachine(RuleBasedStateMachine):
     """Two caches side by side, and the slots of the pool."""
 
     eyes = EYES
+    policy = "lru"
 
     @initialize(config=configs())
     def start(self, config: CacheConfig) -> None:
-        self.cache = RadixCache(config)
-        self.reference = ReferenceCache(config)
+        self.cache = RadixCache(config, policy=POLICIES[self.policy]())
+        self.reference = ReferenceCache(config, policy=self.policy)
         self.store = ContentOracle(num_blocks=config.num_blocks, block_size=config.block_size)
         self.running: list[Running] = []
         self.longest = max(3, config.num_blocks * config.block_size * 2 // 5)
@@ -365,4 +367,25 @@ LONG = settings(
 
 
 class TestAnyHistoryAgreesWithTheReferenceAndHoldsTheRightContent(CacheMachine.TestCase):
+    settings = LONG if STRESS else BOUNDED
+
+
+def machine_of(policy: str) -> type[CacheMachine]:
+    """The same machine under another policy."""
+    return type(f"{policy.upper()}Machine", (CacheMachine,), {"policy": policy})
+
+
+class TestAnyHistoryUnderLFU(machine_of("lfu").TestCase):
+    settings = LONG if STRESS else BOUNDED
+
+
+class TestAnyHistoryUnderSLRU(machine_of("slru").TestCase):
+    settings = LONG if STRESS else BOUNDED
+
+
+class TestAnyHistoryUnderMRU(machine_of("mru").TestCase):
+    settings = LONG if STRESS else BOUNDED
+
+
+class TestAnyHistoryUnderCostAware(machine_of("cost").TestCase):
     settings = LONG if STRESS else BOUNDED

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 from msgspec import structs
 
@@ -55,10 +56,12 @@ class ReferenceLease:
 class ReferenceCache:
     """The verbs of `RadixCache` on plain data."""
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, *, policy: str = "lru") -> None:
         self.config = config
+        self.policy = policy
         self.cached: dict[Prefix, int] = {}  # a whole-block prefix → the block of its last tokens
         self.used_at: dict[Prefix, int] = {}
+        self.num_hits: dict[Prefix, int] = {}
         self.leases: list[ReferenceLease] = []
         self.counts = dict.fromkeys(COUNTED, 0)
         self._now = 0
@@ -95,10 +98,21 @@ class ReferenceCache:
         return self.cached.keys() - self.pinned()
 
     def victims(self) -> list[Prefix]:
-        """The evictable prefixes that no cached prefix continues, least recently used first."""
+        """The evictable prefixes that no cached prefix continues, in the policy's order."""
         size = self.config.block_size
         continued = {(namespace, tokens[:-size]) for namespace, tokens in self.cached}
-        return sorted(self.evictable() - continued, key=self.used_at.__getitem__)
+        return sorted(self.evictable() - continued, key=self.rank)
+
+    def rank(self, prefix: Prefix) -> Any:
+        """What the policy orders by: the lowest goes first."""
+        used_at, hits = self.used_at[prefix], self.num_hits[prefix]
+        return {
+            "lru": used_at,
+            "mru": -used_at,
+            "lfu": (hits, used_at),
+            "slru": (hits >= 2, used_at),
+            "cost": used_at + 64 * (1 + len(prefix[1]) / 4096),
+        }[self.policy]
 
     def is_shared(self, block: int) -> bool:
         """True where more than one of the leases and the cache name a block."""
@@ -128,6 +142,8 @@ class ReferenceCache:
             self.leases.remove(lease)
             raise
         self._use(hits)
+        for prefix in hits:
+            self.num_hits[prefix] += 1
         self._count(queries=1, query_tokens=len(tokens), hit_tokens=lease.num_cached)
         return lease
 
@@ -158,6 +174,7 @@ class ReferenceCache:
             else:
                 published += 1
                 self.cached[prefixes[i]] = lease.blocks[i]
+                self.num_hits[prefixes[i]] = 0
         lease.num_committed = len(prefixes) * self.config.block_size
         self._use(prefixes)
         self._count(published_blocks=published, twin_blocks=twins)
@@ -183,7 +200,8 @@ class ReferenceCache:
         """Drop one prefix after another until so many blocks are free; return how many came."""
         before, victims = self.num_free(), self.victims()
         while victims and self.num_free() - before < num_blocks:
-            del self.cached[victims[0]], self.used_at[victims[0]]
+            for table in (self.cached, self.used_at, self.num_hits):
+                del table[victims[0]]
             self._count(evicted_blocks=1)
             victims = self.victims()
         return self.num_free() - before
