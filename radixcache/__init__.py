@@ -19,7 +19,17 @@ from radixcache.errors import (
     InvalidTokens,
     InvariantViolation,
     OutOfBlocks,
+    StaleEpoch,
 )
+from radixcache.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventRecorder,
+    encode_batch,
+)
+from radixcache.ghosts import Evicted, GhostMemory
+from radixcache.hashing import BlockHasher
 from radixcache.lease import BlockCopy, Commit, Lease, Match, PrefixKey
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.node import NodeFacts
@@ -37,14 +47,21 @@ __all__ = [
     "MRU",
     "POLICIES",
     "SLRU",
+    "AllBlocksCleared",
     "BlockCopy",
+    "BlockHasher",
+    "BlockRemoved",
+    "BlockStored",
     "CacheConfig",
     "CacheError",
     "CacheStats",
     "CallerError",
     "Commit",
     "CostAware",
+    "EventRecorder",
+    "Evicted",
     "EvictionPolicy",
+    "GhostMemory",
     "InvalidConfig",
     "InvalidLease",
     "InvalidTokens",
@@ -57,8 +74,10 @@ __all__ = [
     "OutOfBlocks",
     "PrefixKey",
     "RadixCache",
+    "StaleEpoch",
     "TreeObserver",
     "TreeView",
+    "encode_batch",
     "pack_tokens",
     "render_text",
     "unpack_tokens",

@@ -13,11 +13,14 @@ from array import array
 from collections.abc import Sequence
 from operator import ne
 
+from msgspec import structs
+
 from radixcache.check import verify
 from radixcache.config import CacheConfig
-from radixcache.errors import InvalidLease, OutOfBlocks
+from radixcache.errors import InvalidLease, OutOfBlocks, StaleEpoch
 from radixcache.eviction import EvictionIndex
 from radixcache.lease import BlockCopy, Commit, Lease, Match, PrefixKey
+from radixcache.namespace import Namespace
 from radixcache.node import Node
 from radixcache.observer import TreeObserver
 from radixcache.pins import Pins
@@ -62,12 +65,13 @@ class RadixCache:
         self._counters = Counters()
         self._clock = 0
         self._next_lease_id = 0
+        self._epochs: dict[Namespace, int] = {}  # of namespaces raised once, by themselves at 0
 
     def match(self, key: PrefixKey) -> Match:
         """Look up the longest cached prefix; change nothing, not even recency."""
         block_size = self.config.block_size
         root = self.tree.roots.get(key.namespace)
-        if root is None:
+        if root is None or self._is_stale(key.namespace):
             return Match(0, ())
         found = self.tree.find(root, key.tokens, 0, key.num_tokens)
         ids = self._path_blocks(found.node, None)
@@ -80,8 +84,9 @@ class RadixCache:
         (`lease.copy_owed`), so that large blocks find as many tokens as small ones.
         At least the last token is left to compute, so that there are logits to sample from.
         O(nodes passed + blocks); evicts if it must.  Raises OutOfBlocks, and then no lease, pin
-        or block was taken.
+        or block was taken; StaleEpoch.
         """
+        self._check_epoch(key.namespace)
         num_tokens, block_size = key.num_tokens, self.config.block_size
         needed = -(-num_tokens // block_size)
         root = self.tree.roots.get(key.namespace)
@@ -159,7 +164,7 @@ class RadixCache:
             raise InvalidLease(f"{num_tokens} tokens committed, but {lease!r} has fewer")
         block_size = self.config.block_size
         start, end = lease.num_committed, num_tokens - num_tokens % block_size
-        if end <= start or not self.config.enable_prefix_cache:
+        if end <= start or not self.config.enable_prefix_cache or self._is_stale(lease.namespace):
             return Commit(0, 0)
         found = self.tree.find(lease.node, lease.tokens, start, end)
         node = self._upper(found.node, found.inside)
@@ -230,6 +235,29 @@ class RadixCache:
                 break
             freed += self._give_up(leaf, min(num_blocks - freed, len(leaf.block_ids)))
         return freed
+
+    def raise_epoch(self, namespace: Namespace) -> Namespace:
+        """Make all that was cached in a namespace unreachable, in O(1); return the next epoch.
+
+        For weights, an adapter, a template or a dtype that changed.  Live leases finish, but
+        publish no more; what was cached is evicted as room is needed, or at once by `drop`.
+        """
+        self._check_epoch(namespace)
+        following = structs.replace(namespace, epoch=namespace.epoch + 1)
+        self._epochs[structs.replace(namespace, epoch=0)] = following.epoch
+        return following
+
+    def drop(self, namespace: Namespace) -> int:
+        """Give up all cached blocks of a namespace that nobody stands on.
+
+        returns  how many blocks came free; O(nodes of the namespace)
+        """
+        root = self.tree.roots.get(namespace)
+        nodes = [root] if root is not None else []
+        for node in nodes:  # grows: parents before children
+            nodes.extend(node.children.values())
+        unpinned = [node for node in reversed(nodes) if node is not root and not node.lock_ref]
+        return sum(self._give_up(node, len(node.block_ids)) for node in unpinned)
 
     def stats(self) -> CacheStats:
         """Return the counters as one record; O(1)."""
@@ -351,6 +379,16 @@ class RadixCache:
     def _drop_if_unused(self, node: Node) -> None:
         if node.parent is None and node.lock_ref == 0 and not node.children:
             self.tree.drop_root(node)
+
+    def _is_stale(self, namespace: Namespace) -> bool:
+        """True where the namespace's epoch was raised since; free where no epoch ever was."""
+        if not self._epochs:
+            return False
+        return namespace.epoch < self._epochs.get(structs.replace(namespace, epoch=0), 0)
+
+    def _check_epoch(self, namespace: Namespace) -> None:
+        if self._is_stale(namespace):
+            raise StaleEpoch(f"the epoch of {namespace} was raised: use the one that is current")
 
     def _check_lease(self, lease: Lease) -> None:
         if self.leases.get(lease.lease_id) is not lease:

@@ -30,6 +30,10 @@ class InvalidLease(CallerError):
     """A lease that is released, belongs to another cache, or is asked for the impossible."""
 
 
+class StaleEpoch(CallerError):
+    """A namespace whose epoch was raised since: use the one that `raise_epoch` returned."""
+
+
 class OutOfBlocks(CacheError):
     """The pool has too few blocks that are free or evictable.
 

@@ -16,7 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from radixcache import CacheError
 from tests.core.conftest import new_cache
-from tests.core.test_state_machine import BOUNDED, EYES, STRESS, CacheMachine
+from tests.core.test_state_machine import EYES, CacheMachine
+from tests.support.histories import BOUNDED, STRESS
 from tests.support.planted import PLANTED_BUGS, PlantedBug
 
 CLAIMS = [

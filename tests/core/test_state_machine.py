@@ -10,14 +10,13 @@ some more of them at a time, and commits no others.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import structs
 
 from radixcache import (
     DEFAULT_NAMESPACE,
@@ -31,15 +30,16 @@ from radixcache import (
     OutOfBlocks,
     PrefixKey,
     RadixCache,
+    StaleEpoch,
     pack_tokens,
     unpack_tokens,
 )
 from tests.support.content_oracle import ContentOracle
+from tests.support.histories import BOUNDED, LONG, STRESS
 from tests.support.reference_cache import NoRoom, ReferenceCache, ReferenceLease
-from tests.support.strategies import Prompt, configs, prompts, small, token_runs
+from tests.support.strategies import NAMESPACES, Prompt, configs, prompts, small, token_runs
 
 EYES = frozenset({"check", "reference", "content"})
-STRESS = os.environ.get("RADIXCACHE_STRESS") == "1"
 MAX_SEQUENCES = 5
 FIRST_PROMPT = (0, 1, 0, 0, 1, 1, 0, 1, 0, 0, 0, 1)
 
@@ -65,6 +65,8 @@ def attempt(call: Callable[[], Any]) -> Any:
     """What a call returns, or how it is refused."""
     try:
         return call()
+    except StaleEpoch:
+        return StaleEpoch
     except OutOfBlocks as error:
         return Refused(error.needed, error.free, error.evictable)
     except NoRoom as error:
@@ -83,6 +85,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.reference = ReferenceCache(config, policy=self.policy)
         self.store = ContentOracle(num_blocks=config.num_blocks, block_size=config.block_size)
         self.running: list[Running] = []
+        self.current: dict[Namespace, Namespace] = {}
         self.longest = max(3, config.num_blocks * config.block_size * 2 // 5)
         self.has_reference = "reference" in self.eyes
         self.past: list[tuple[Namespace, tuple[int, ...]]] = [(DEFAULT_NAMESPACE, FIRST_PROMPT)]
@@ -173,7 +176,7 @@ class CacheMachine(RuleBasedStateMachine):
         """A new prompt, mostly one that continues or leaves a sequence of before."""
         namespace, tokens = self.past[prompt.which % len(self.past)]
         tokens = (tokens[: prompt.keep] + prompt.more)[: self.longest]
-        namespace = prompt.namespace or namespace
+        namespace = self.latest(prompt.namespace or namespace)
         self.past = [*self.past[-5:], (namespace, tokens)]
         return namespace, tokens
 
@@ -298,6 +301,32 @@ class CacheMachine(RuleBasedStateMachine):
         )
         assert not self.has_reference or freed == expected
 
+    @rule(which=small(3), is_dropped=st.booleans())
+    def raise_an_epoch(self, which: int, is_dropped: bool) -> None:
+        """From now on nothing of the namespace is found; its leases go on."""
+        old = self.latest(NAMESPACES[which % len(NAMESPACES)])
+        new = self.cache.raise_epoch(old)
+        assert new.epoch == old.epoch + 1
+        self.current[structs.replace(old, epoch=0)] = new
+        self.reference.raised.add(old)
+        if is_dropped:
+            freed, expected = self.cache.drop(old), self.reference.drop(old)
+            assert not self.has_reference or freed == expected
+        assert attempt(lambda: self.cache.acquire(PrefixKey.of([0], old))) is StaleEpoch
+
+    @rule(which=small(3))
+    def drop(self, which: int) -> None:
+        namespace = self.latest(NAMESPACES[which % len(NAMESPACES)])
+        freed, expected = self.both(
+            lambda: self.cache.drop(namespace),
+            lambda: self.reference.drop(namespace),
+        )
+        assert not self.has_reference or freed == expected
+
+    def latest(self, namespace: Namespace) -> Namespace:
+        """The namespace at its present epoch."""
+        return self.current.get(structs.replace(namespace, epoch=0), namespace)
+
     @rule(prompt=prompts())
     def match(self, prompt: Prompt) -> None:
         namespace, tokens = self.prompt(prompt)
@@ -340,52 +369,12 @@ class CacheMachine(RuleBasedStateMachine):
         for node in self.cache.view().nodes:
             tokens = paths[node.node_id] = paths[node.parent] + unpack_tokens(node.tokens)
             match = self.cache.match(PrefixKey.of(tokens, node.namespace))
+            if node.namespace != self.latest(node.namespace):
+                assert match.num_tokens == 0
+                continue
             assert match.num_tokens == len(tokens), f"{tokens} is in the tree, but not matched"
             self.check_content(node.namespace, tokens, match)
 
 
-BOUNDED = settings(
-    max_examples=200,
-    stateful_step_count=40,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate, Phase.shrink],
-)
-"""A few seconds of histories, the same ones each time."""
-
-LONG = settings(
-    max_examples=6000,
-    stateful_step_count=100,
-    derandomize=False,
-    print_blob=True,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-"""Minutes of histories, new ones each time; a failure is kept and replayed first."""
-
-
 class TestAnyHistoryAgreesWithTheReferenceAndHoldsTheRightContent(CacheMachine.TestCase):
-    settings = LONG if STRESS else BOUNDED
-
-
-def machine_of(policy: str) -> type[CacheMachine]:
-    """The same machine under another policy."""
-    return type(f"{policy.upper()}Machine", (CacheMachine,), {"policy": policy})
-
-
-class TestAnyHistoryUnderLFU(machine_of("lfu").TestCase):
-    settings = LONG if STRESS else BOUNDED
-
-
-class TestAnyHistoryUnderSLRU(machine_of("slru").TestCase):
-    settings = LONG if STRESS else BOUNDED
-
-
-class TestAnyHistoryUnderMRU(machine_of("mru").TestCase):
-    settings = LONG if STRESS else BOUNDED
-
-
-class TestAnyHistoryUnderCostAware(machine_of("cost").TestCase):
     settings = LONG if STRESS else BOUNDED

@@ -198,6 +198,24 @@ PLANTED_BUGS = (
         seen_by="reference",
     ),
     PlantedBug(
+        "a raised epoch is still found",
+        (RadixCache, "_is_stale"),
+        edit=("namespace.epoch < ", "namespace.epoch > "),
+        seen_by="check reference content",
+    ),
+    PlantedBug(
+        "a live lease publishes into an epoch that was raised",
+        (RadixCache, "commit"),
+        edit=("or self._is_stale(lease.namespace)", ""),
+        seen_by="reference",
+    ),
+    PlantedBug(
+        "drop gives up what a lease stands on",
+        (RadixCache, "drop"),
+        edit=("if node is not root and not node.lock_ref", "if node is not root"),
+        seen_by="check reference content",
+    ),
+    PlantedBug(
         "commit publishes the part-full block",
         (RadixCache, "commit"),
         edit=("num_tokens - num_tokens % block_size", "num_tokens"),

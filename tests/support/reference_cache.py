@@ -62,6 +62,7 @@ class ReferenceCache:
         self.cached: dict[Prefix, int] = {}  # a whole-block prefix → the block of its last tokens
         self.used_at: dict[Prefix, int] = {}
         self.num_hits: dict[Prefix, int] = {}
+        self.raised: set[Namespace] = set()
         self.leases: list[ReferenceLease] = []
         self.counts = dict.fromkeys(COUNTED, 0)
         self._now = 0
@@ -165,7 +166,7 @@ class ReferenceCache:
         if not self.config.enable_prefix_cache:
             return 0, 0
         prefixes = self.prefixes(lease.namespace, lease.tokens, num_tokens)
-        if len(prefixes) <= self._whole(lease):
+        if len(prefixes) <= self._whole(lease) or lease.namespace in self.raised:
             return 0, 0
         for i in range(self._whole(lease), len(prefixes)):
             if prefixes[i] in self.cached:
@@ -204,6 +205,15 @@ class ReferenceCache:
                 del table[victims[0]]
             self._count(evicted_blocks=1)
             victims = self.victims()
+        return self.num_free() - before
+
+    def drop(self, namespace: Namespace) -> int:
+        """Drop every prefix of a namespace that no lease stands on; return how many came free."""
+        before = self.num_free()
+        for prefix in [p for p in self.evictable() if p[0] == namespace]:
+            for table in (self.cached, self.used_at, self.num_hits):
+                del table[prefix]
+            self._count(evicted_blocks=1)
         return self.num_free() - before
 
     def _take(self, needed: int) -> list[int]:
