@@ -16,6 +16,7 @@ from radixcache.errors import (
     CallerError,
     InvalidConfig,
     InvalidLease,
+    InvalidSnapshot,
     InvalidTokens,
     InvariantViolation,
     OutOfBlocks,
@@ -35,6 +36,7 @@ from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.node import NodeFacts
 from radixcache.observer import TreeObserver
 from radixcache.policy import FIFO, LFU, LRU, MRU, POLICIES, SLRU, CostAware, EvictionPolicy
+from radixcache.snapshot import dump_tree, load_tree
 from radixcache.stats import CacheStats
 from radixcache.tokens import pack_tokens, unpack_tokens
 from radixcache.view import NodeView, TreeView, render_text
@@ -64,6 +66,7 @@ __all__ = [
     "GhostMemory",
     "InvalidConfig",
     "InvalidLease",
+    "InvalidSnapshot",
     "InvalidTokens",
     "InvariantViolation",
     "Lease",
@@ -78,6 +81,8 @@ __all__ = [
     "TreeObserver",
     "TreeView",
     "encode_batch",
+    "dump_tree",
+    "load_tree",
     "pack_tokens",
     "render_text",
     "unpack_tokens",

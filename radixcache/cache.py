@@ -259,6 +259,10 @@ class RadixCache:
         unpinned = [node for node in reversed(nodes) if node is not root and not node.lock_ref]
         return sum(self._give_up(node, len(node.block_ids)) for node in unpinned)
 
+    def advance_clock(self, last_access: int) -> None:
+        """Let logical time go on behind `last_access`, after nodes were loaded."""
+        self._clock = max(self._clock, last_access)
+
     def stats(self) -> CacheStats:
         """Return the counters as one record; O(1)."""
         pins, pool, counters = self.pins, self.pool, self._counters

@@ -34,6 +34,10 @@ class StaleEpoch(CallerError):
     """A namespace whose epoch was raised since: use the one that `raise_epoch` returned."""
 
 
+class InvalidSnapshot(CallerError):
+    """A manifest that is damaged, or does not fit this cache; nothing of it was taken."""
+
+
 class OutOfBlocks(CacheError):
     """The pool has too few blocks that are free or evictable.
 
