@@ -9,6 +9,9 @@ import msgspec
 
 from radixcache.errors import InvalidConfig
 
+MAX_BLOCKS = 2**31 - 1
+"""Block ids are int32."""
+
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a `RadixCache` is built from.
@@ -29,5 +32,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidConfig(f"{name} must be an integer of at least 1, not {value!r}")
+        if self.num_blocks > MAX_BLOCKS:
+            raise InvalidConfig(f"num_blocks is {self.num_blocks}: at most {MAX_BLOCKS}")
         if not isinstance(self.enable_prefix_cache, bool):
             raise InvalidConfig("enable_prefix_cache must be True or False")

@@ -4,7 +4,9 @@ CacheError
 ├── CallerError            the caller's mistake; nothing was changed
 │   ├── InvalidTokens         token ids that can't be packed
 │   ├── InvalidConfig         a cache that can't be built
-│   └── InvalidLease          a lease that is released, foreign, or asked for the impossible
+│   ├── InvalidLease          a lease that is released, foreign, or asked for the impossible
+│   ├── StaleEpoch            a namespace whose epoch was raised since
+│   └── InvalidSnapshot       a manifest that is damaged, or does not fit this cache
 ├── OutOfBlocks            the world: the pool is too small right now; nothing was changed
 └── InvariantViolation     our bug; the cache can't be trusted any more
 """

@@ -13,10 +13,10 @@ Source: vLLM's `sha256_cbor`, with which these hashes agree; CBOR as in RFC 8949
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,14 @@ ExtraKeys = tuple[tuple[str | int, ...], ...]
 Cbor = int | bytes | str | tuple["Cbor", ...] | None
 """What `encode_cbor` can encode."""
 
-_UNSIGNED, _BYTES, _TEXT, _ARRAY, _NULL = 0, 2, 3, 4, b"\xf6"
-_TWO_BYTES, _FOUR_BYTES, _EIGHT_BYTES = (Struct(f">B{code}").pack for code in "HIQ")
+_UNSIGNED = 0
+_BYTES = 2
+_TEXT = 3
+_ARRAY = 4
+_NULL = b"\xf6"
+_TWO_BYTES = Struct(">BH").pack
+_FOUR_BYTES = Struct(">BI").pack
+_EIGHT_BYTES = Struct(">BQ").pack
 _FEW_TOKENS = 64  # from here on numpy's fixed cost of about 15 µs is earned back
 
 
@@ -54,7 +60,9 @@ def encode_cbor(value: Cbor) -> bytes:
     if isinstance(value, bytes):
         return _head(_BYTES, len(value)) + value
     if isinstance(value, str):
-        text = value.encode("utf-8", "surrogatepass")  # any str has a hash, even one that is no text
+        text = value.encode(
+            "utf-8", "surrogatepass"
+        )  # any str has a hash, even one that is no text
         return _head(_TEXT, len(text)) + text
     return _head(_ARRAY, len(value)) + b"".join(map(encode_cbor, value))
 
@@ -100,8 +108,9 @@ class BlockHasher:
     Adapter and salt go into the hash as in vLLM.  Another model than `model`, and an epoch other
     than 0, are keys of our own in the first block, from where the chain carries them on.
 
-    >>> hasher = BlockHasher()
-    >>> [digest.hex()[:8] for digest in hasher.hashes(Namespace(), pack_tokens(range(32)), 16)]
+    >>> from radixcache import pack_tokens
+    >>> hasher, tokens = BlockHasher(), pack_tokens(range(32))
+    >>> [digest.hex()[:8] for digest in hasher.hashes(Namespace(), tokens, block_size=16)]
     ['dc918a88', 'c300ec27']
     """
 
@@ -127,7 +136,7 @@ class BlockHasher:
         return first, later
 
     def hashes(
-        self, namespace: Namespace, tokens: Packed, block_size: int, *, parent: bytes = b""
+        self, namespace: Namespace, tokens: Packed, *, block_size: int, parent: bytes = b""
     ) -> list[bytes]:
         """Hash the whole blocks of a run of tokens, each with the one before as its parent.
 
@@ -135,9 +144,9 @@ class BlockHasher:
         parent   hash of the block before the first, empty where the run begins a prompt
         returns  32 bytes a block
 
-        About 1.5 µs a block of 16 tokens.
+        About 1 µs a block of 16 tokens, and 5 µs for a single one.
         """
-        first, later = map(_encode_keys, self.extra_keys(namespace))
+        first, later = (encode_cbor(keys or None) for keys in self.extra_keys(namespace))
         keys = later if parent else first
         parent = parent or ROOT_HASH
         digests = []
@@ -146,10 +155,6 @@ class BlockHasher:
             digests.append(parent)
             keys = later
         return digests
-
-
-def _encode_keys(keys: ExtraKeys) -> bytes:
-    return encode_cbor(keys or None)
 
 
 def _encode_blocks(tokens: Packed, block_size: int) -> list[bytes]:
@@ -183,16 +188,17 @@ def _encode_many(ids: NDArray[np.uint32]) -> tuple[bytes, NDArray[np.uint8]]:
     return made[kept].tobytes(), 1 + kinds + five
 
 
-Chain = Callable[[Namespace, bytes, int, bytes], Sequence[bytes]]
-"""Hashes of the blocks of a run: of (namespace, tokens, block size, parent's hash or b"")."""
+class Chain(Protocol):
+    """How the blocks of a run are hashed, each with the one before as its parent."""
+
+    def __call__(
+        self, namespace: Namespace, tokens: Packed, *, block_size: int, parent: bytes
+    ) -> Sequence[bytes]:
+        """Return a hash a block; `parent` is empty where the run begins a prompt."""
 
 
 class Grown(NamedTuple):
-    """Hashes of blocks that were published.
-
-    parent  hash of the block before, empty where there is none
-    hashes  theirs, in order
-    """
+    """Hashes of published blocks, and of their `parent`, the block before: empty for none."""
 
     parent: bytes
     hashes: Sequence[bytes]
@@ -215,27 +221,17 @@ class ChainTable:
         self._width = width
         self._runs: dict[int, tuple[Node, bytearray]] = {}  # node_id → hashes of its edge
 
-    def __len__(self) -> int:
-        """Return how many blocks are known; O(nodes)."""
-        return sum(len(run) for _, run in self._runs.values()) // self._width
-
     def stored(self, node: Node, num_blocks: int) -> Grown | None:
         """Hash the last blocks of an edge; None where the block before them is not known."""
         run = self._run(node)
-        if num_blocks < len(node.block_ids):
-            before = run
-        else:
-            assert node.parent is not None
-            before = self._run(node.parent) if node.parent.parent else bytearray()
-        if before is None:
+        is_longer = num_blocks < len(node.block_ids)
+        parent = self._last(run) if is_longer else self._hash_above(node)
+        if parent is None:
             return None
-        parent = bytes(before[-self._width :])
         block_size = node.num_tokens // len(node.block_ids)
         tokens = bytes(node.edge[-num_blocks * block_size * TOKEN_BYTES :])
-        hashes = self._chain(node.namespace, tokens, block_size, parent)
-        if run is None:
-            run = bytearray()
-            self._runs[node.node_id] = (node, run)
+        hashes = self._chain(node.namespace, tokens, block_size=block_size, parent=parent)
+        _, run = self._runs.setdefault(node.node_id, (node, bytearray()))
         run += b"".join(hashes)
         return Grown(parent, hashes)
 
@@ -273,13 +269,14 @@ class ChainTable:
             if run is None:
                 continue
             seen += 1
-            _hold(len(run) == len(node.block_ids) * self._width, node, "has another length")
-            before = self._run(node.parent) if node.parent and node.parent.parent else bytearray()
-            _hold(before is not None, node, "is known, but its parent is not")
+            parent = self._hash_above(node)
+            if parent is None:
+                raise InvariantViolation(f"hashes of {node!r} are known, but its parent's are not")
             block_size = node.num_tokens // len(node.block_ids)
-            parent = bytes((before or b"")[-self._width :])
-            hashes = self._chain(node.namespace, bytes(node.edge), block_size, parent)
-            _hold(run == b"".join(hashes), node, "has other hashes")
+            edge = bytes(node.edge)
+            hashes = self._chain(node.namespace, edge, block_size=block_size, parent=parent)
+            if run != b"".join(hashes):
+                raise InvariantViolation(f"hashes of {node!r} are not those of its blocks")
         if seen != len(self._runs):
             raise InvariantViolation(f"hashes of {len(self._runs) - seen} nodes off the tree")
 
@@ -287,11 +284,15 @@ class ChainTable:
         entry = self._runs.get(node.node_id)
         return entry[1] if entry else None
 
+    def _last(self, run: bytearray | None) -> bytes | None:
+        return None if run is None else bytes(run[-self._width :])
+
+    def _hash_above(self, node: Node) -> bytes | None:
+        """Hash of the block before an edge: b"" at a root, None where it is not known."""
+        if node.parent is None or node.parent.parent is None:
+            return b""
+        return self._last(self._run(node.parent))
+
     def _leaf_first(self, run: bytearray) -> list[bytes]:
         width = self._width
         return [bytes(run[at : at + width]) for at in range(len(run) - width, -1, -width)]
-
-
-def _hold(condition: bool, node: Node, detail: str) -> None:
-    if not condition:
-        raise InvariantViolation(f"hashes of {node!r}: {detail}")

@@ -22,7 +22,11 @@ from radixcache.node import Node
 from radixcache.tokens import TOKEN_BYTES
 
 MAGIC = b"RXTREE"
+"""The first bytes of every manifest."""
+
 VERSION = 1
+"""The form that is written, and the only one that is read."""
+
 _HEADER_BYTES = len(MAGIC) + 2 + 32
 
 

@@ -13,6 +13,8 @@ from runtime.errors import InvalidSetting
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The model that `radixcache pull` fetches and every command uses unless told otherwise."""
 
+MAX_THREADS = 1024
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -67,6 +69,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         _at_least("num_threads", self.num_threads, 0)
+        if self.num_threads > MAX_THREADS:
+            raise InvalidSetting(f"num_threads is {self.num_threads}: at most {MAX_THREADS}")
         self.engine(max_len=self.max_len or 1)  # checks the rest
 
     def engine(self, *, max_len: int) -> EngineConfig:

@@ -133,6 +133,12 @@ class Engine:
                 num_tokens=len(prompt),
                 max_tokens=self.config.max_len - 1,
             )
+        stop_ids = request.sampling.stop_token_ids
+        if stop_ids and not (min(stop_ids) >= 0 and max(stop_ids) < self.vocab_size):
+            raise InvalidRequest(
+                f"token ids of this model lie from 0 to {self.vocab_size - 1}",
+                param="stop_token_ids",
+            )
         if request.sampling.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer", param="stop")
 
@@ -162,6 +168,11 @@ class Engine:
         """End a request now and free its blocks; return its last news, None if unknown."""
         live = self._live.get(request_id)
         return self._end(live, "abort", text="", tokens=()) if live else None
+
+    def let_go(self) -> None:
+        """Release finished sequences whose last token is still to be computed for the cache."""
+        for sequence in list(self.scheduler.closing):
+            self.scheduler.drop(sequence)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the news of every request that it moved.

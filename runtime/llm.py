@@ -14,7 +14,7 @@ import msgspec
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from runtime.config import DEFAULT_MODEL, RuntimeConfig
 from runtime.engine import EngineStats
-from runtime.errors import EngineFailure
+from runtime.errors import EngineFailure, InvalidRequest
 from runtime.loading import Runtime, load_runtime
 from runtime.request import (
     FinishReason,
@@ -63,6 +63,7 @@ class LLM:
         config = RuntimeConfig(model=model, **settings)
         self.runtime: Runtime = load_runtime(config, progress=progress)
         self._num_requests = 0
+        self._is_running = False
 
     @classmethod
     def from_config(cls, config: RuntimeConfig, *, progress: Progress | None = None) -> LLM:
@@ -104,6 +105,10 @@ class LLM:
         """
         if isinstance(prompts, str):
             return self._run([self._ids(prompts)], sampling, on_news=on_news)[0]
+        if not isinstance(prompts, (list, tuple)):
+            raise InvalidRequest(
+                f"prompts are a text or a list of prompts, not {prompts!r:.60}", param="prompt"
+            )
         return self._run([self._ids(prompt) for prompt in prompts], sampling, on_news=on_news)
 
     def chat(
@@ -117,12 +122,22 @@ class LLM:
 
         on_news  called with each piece of news, to show prefill progress and stream text
         """
-        completion = self._run([self.chat_tokens(messages)], sampling, on_news=on_news)[0]
-        self.runtime.remember_reply(completion.text, completion.token_ids)
+        prompt = self.chat_tokens(messages)
+        (completion,) = self._run([prompt], sampling, on_news=on_news)
+        self.runtime.remember_reply(pack_prompt(prompt), completion.text, completion.token_ids)
         return completion
 
     def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the token ids of a conversation under the model's chat template."""
+        """Return the token ids of a conversation under the model's chat template.
+
+        Raises InvalidRequest for what is no conversation, or one that the template refuses.
+        """
+        if not isinstance(messages, (list, tuple)) or not all(
+            isinstance(message, dict) for message in messages
+        ):
+            raise InvalidRequest(
+                'a conversation is a list of {"role": …, "content": …}', param="messages"
+            )
         return self.runtime.chat_tokens(messages)
 
     def stats(self) -> EngineStats:
@@ -131,8 +146,12 @@ class LLM:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.runtime.tokenizer.encode_prompt(prompt)
-        return prompt
+            return self.runtime.prompt_tokens(prompt)
+        if isinstance(prompt, (list, tuple)):
+            return list(prompt)
+        raise InvalidRequest(
+            f"a prompt is a text or a list of token ids, not {prompt!r:.60}", param="prompt"
+        )
 
     def _run(
         self,
@@ -142,12 +161,17 @@ class LLM:
         namespace: Namespace = DEFAULT_NAMESPACE,
         on_news: Listener | None = None,
     ) -> list[Completion]:
+        if sampling is not None and not isinstance(sampling, SamplingParams):
+            raise InvalidRequest(f"sampling is a SamplingParams, not {sampling!r:.60}")
         engine = self.runtime.engine
+        if self._is_running:
+            raise InvalidRequest("this LLM is in the middle of another call: wait until it ends")
         requests = [self._request(ids, sampling, namespace) for ids in prompts]
         for request in requests:
             engine.validate(request)
         queue = deque(requests)
         news: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
+        self._is_running = True
         try:
             while queue or engine.has_work:  # until the K/V of the last tokens is there, too
                 while queue and not engine.is_full:
@@ -159,6 +183,8 @@ class LLM:
         finally:  # after an error or an interrupt nothing of ours stays behind
             for request in requests:
                 engine.abort(request.request_id)
+            engine.let_go()
+            self._is_running = False
         return [_completion(told) for told in news.values()]
 
     def _request(

@@ -19,7 +19,7 @@ from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.policy import POLICIES
 from runtime.config import RuntimeConfig
 from runtime.engine import Engine, Executor
-from runtime.errors import InvalidRequest, InvalidSetting
+from runtime.errors import InvalidRequest, InvalidSetting, PromptTooLong
 from runtime.executor.executor import ModelExecutor
 from runtime.kv.store import KVStore
 from runtime.models.config import ModelConfig
@@ -74,17 +74,45 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.name} has no chat template: send a prompt of your own as a completion",
                 param="messages",
             )
+        self._check_length(*(str(message.get("content")) for message in messages))
         return self.chat_template.encode(messages, recall=partial(self.replies.recall, namespace))
 
     def remember_reply(
-        self, text: str, token_ids: Sequence[int], *, namespace: Namespace = DEFAULT_NAMESPACE
+        self,
+        prompt: bytes,
+        text: str,
+        token_ids: Sequence[int],
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
     ) -> None:
-        """Note which ids a reply's text was made of, so that the next turn can begin with them."""
+        """Note which ids a reply was made of, so that the next turn can begin with them.
+
+        prompt  the packed ids that it answers
+        """
         ids = list(token_ids)
         if ids and ids[-1] in self.tokenizer.eos_ids:
             ids.pop()
-        if self.tokenizer.decode(ids) == text:  # else a stop string cut it
-            self.replies.remember(namespace, text, ids)
+        # Not where a stop string cut the text, nor with control tokens that would act later on.
+        if self.tokenizer.decode(ids, skip_special=False) == text:
+            self.replies.remember(namespace, prompt, text, ids)
+
+    def prompt_tokens(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Return a text's token ids.  Raises PromptTooLong at once for one that can't fit."""
+        self._check_length(text)
+        return self.tokenizer.encode_prompt(text, parse_special=parse_special)
+
+    def _check_length(self, *texts: str) -> None:
+        """Refuse texts with more characters than the longest tokens could hold."""
+        max_len, longest = self.engine.config.max_len, self.tokenizer.longest_token_bytes
+        num_chars = sum(map(len, texts))
+        if num_chars > max_len * longest:
+            least = num_chars // longest
+            raise PromptTooLong(
+                f"the prompt has {num_chars} characters, so at least {least} tokens, and this "
+                f"server takes at most {max_len - 1}: shorten it",
+                num_tokens=least,
+                max_tokens=max_len - 1,
+            )
 
 
 def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> Runtime:
@@ -99,6 +127,15 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
     shape = checkpoint.config
     memory = plan_memory(config, shape, dtype)
     max_len = _max_len(config, shape, memory)
+    tokenizer = checkpoint.tokenizer()  # what may fail comes before the weights, which take long
+    chat_template = checkpoint.chat_template()
+    store = KVStore(
+        shape,
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        dtype=dtype,
+        device=device,
+    )
     total = len(expected_shapes(shape))
     model = LlamaModel(
         shape,
@@ -106,13 +143,6 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         dtype=dtype,
         device=device,
         progress=(lambda done: progress("reading weights", done, total)) if progress else None,
-    )
-    store = KVStore(
-        shape,
-        num_blocks=memory.num_blocks,
-        block_size=memory.block_size,
-        dtype=dtype,
-        device=device,
     )
     cache = RadixCache(
         CacheConfig(
@@ -123,7 +153,6 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         policy=POLICIES[config.eviction_policy](),
     )
     executor = ModelExecutor(model, store)
-    tokenizer = checkpoint.tokenizer()
     random = SystemRandom()
     engine = Engine(
         cache,
@@ -141,7 +170,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         executor=executor,
         engine=engine,
         tokenizer=tokenizer,
-        chat_template=checkpoint.chat_template(),
+        chat_template=chat_template,
         replies=ReplyMemory(),
     )
 
@@ -155,6 +184,8 @@ def choose_device(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
         device = torch.device(wish)
     except RuntimeError:
         raise InvalidSetting(f"device is {wish!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidSetting(f"device is {wish!r}, which is not supported: use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetting(f"device is {wish!r}, but this torch finds no CUDA device: use cpu")
     name = config.dtype

@@ -19,6 +19,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 """Why a request ended: its own stop, a length limit, the caller, or a failed step."""
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_LEN = 1024
+MAX_STOP_TOKEN_IDS = 256
 MAX_SEED = 2**63
 
 
@@ -67,7 +69,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest(
                 f"stop takes at most {MAX_STOP_STRINGS} texts, none of them empty", param="stop"
             )
+        if max(map(len, self.stop), default=0) > MAX_STOP_LEN:
+            raise InvalidRequest(f"a stop has at most {MAX_STOP_LEN} characters", param="stop")
         _all_are("stop_token_ids", self.stop_token_ids, int)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids"
+            )
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest("ignore_eos must be true or false", param="ignore_eos")
 
     @property
     def greedy(self) -> bool:

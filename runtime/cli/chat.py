@@ -13,6 +13,7 @@ import msgspec
 from runtime.cli.options import (
     add_model_flags,
     add_sampling_flags,
+    report,
     runtime_config,
     sampling_params,
     shown_progress,
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             messages.pop()
             continue
         except RequestError as error:  # such as a conversation that grew too long
-            print(f"radixcache: {error}", file=sys.stderr)
+            report(error, 2, as_json=args.json)
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": turn.text})

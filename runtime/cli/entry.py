@@ -17,6 +17,8 @@ def main() -> int:
     an idle machine.  The library reads the variable as it is loaded, so this comes first.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from runtime.cli import main as command_line  # imports torch
-
+    try:
+        from runtime.cli import main as command_line  # imports torch
+    except KeyboardInterrupt:
+        return 130
     return command_line.main()

@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Continue every prompt in one batch and print the texts in order."""
     sampling = sampling_params(args)
-    prompts = args.prompts or [sys.stdin.read()]
+    prompts = args.prompts or [_standard_input()]
     if not all(prompts):
         raise InvalidRequest("a prompt is empty: give text as an argument or on standard input")
     with shown_progress(quiet=args.json) as progress:
@@ -49,3 +49,10 @@ def run(args: argparse.Namespace) -> int:
     for completion in completions:
         print(msgspec.json.encode(completion).decode() if args.json else completion.text)
     return 0
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"standard input is not UTF-8: {error}") from None

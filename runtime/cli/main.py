@@ -10,15 +10,15 @@ a command does.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-import msgspec
-
 from radixcache.errors import CallerError
 from runtime.cli import chat, generate, info, pull, serve
+from runtime.cli.options import report
 from runtime.errors import InvalidSetting, RequestError, RuntimeFault
 
 _COMMANDS = (serve, generate, chat, pull, info)
@@ -26,16 +26,19 @@ _COMMANDS = (serve, generate, chat, pull, info)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode gets escapes, no traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(arguments)
     try:
         code: int = args.run(args)
     except (RequestError, InvalidSetting, CallerError) as error:
-        return _report(error, 2, as_json=args.json)
+        return report(error, 2, as_json=args.json)
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (RuntimeFault, OSError) as error:
-        return _report(error, 1, as_json=args.json)
+        return report(error, 1, as_json=args.json)
     except KeyboardInterrupt:
         return 130
     return code
@@ -53,16 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
     for sub in commands.choices.values():
         sub.add_argument("--json", action="store_true", help="print JSON, one object a line")
     return parser
-
-
-def _report(error: Exception, code: int, *, as_json: bool) -> int:
-    message = str(error) or type(error).__name__
-    if as_json:
-        body = {"error": {"type": type(error).__name__, "message": message}}
-        print(msgspec.json.encode(body).decode(), flush=True)
-    else:
-        print(f"radixcache: {message}", file=sys.stderr, flush=True)
-    return code
 
 
 def _version() -> str:

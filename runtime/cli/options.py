@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -130,3 +131,14 @@ def shown_progress(*, quiet: bool = False) -> Iterator[Callable[[str, int, int |
             bar.update(tasks[stage], completed=done, total=total, count=count)
 
         yield show
+
+
+def report(error: Exception, code: int, *, as_json: bool) -> int:
+    """Print an error, as JSON on standard output or as a line on standard error; return `code`."""
+    message = str(error) or type(error).__name__
+    if as_json:
+        body = {"error": {"type": type(error).__name__, "message": message}}
+        print(msgspec.json.encode(body).decode(), flush=True)
+    else:
+        print(f"radixcache: {message}", file=sys.stderr, flush=True)
+    return code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import errno
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -11,6 +13,7 @@ from contextlib import suppress
 import msgspec
 import uvicorn
 
+from runtime.async_engine import AsyncEngine
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
 from runtime.errors import InvalidSetting, RuntimeFault
 from runtime.loading import Runtime, load_runtime
@@ -42,16 +45,28 @@ def run(args: argparse.Namespace) -> int:
         with shown_progress(quiet=args.json) as progress:
             runtime = load_runtime(config, progress=progress)
         _announce(runtime, listener, as_json=args.json)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(runtime),
-                log_level=args.log_level,
-                timeout_graceful_shutdown=int(DRAIN_S),
-            )
+        app = create_app(runtime)
+        http = uvicorn.Config(
+            app, log_level=args.log_level, timeout_graceful_shutdown=int(DRAIN_S) + 5
         )
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like an interrupt
         with suppress(KeyboardInterrupt):  # raised again once everything has stopped in order
-            server.run(sockets=[listener])
+            _Server(http, app.state.engine).run(sockets=[listener])
     return 0
+
+
+class _Server(uvicorn.Server):
+    """Ends what is in flight within the drain time, before connections are cut."""
+
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain the engine while connections close."""
+        draining = asyncio.ensure_future(asyncio.to_thread(self._engine.stop, drain_s=DRAIN_S))
+        await super().shutdown(sockets)
+        await draining
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -11,6 +11,7 @@ import torch
 
 from kernels import copy_blocks
 from radixcache.lease import BlockCopy
+from runtime.errors import InvalidSetting
 from runtime.models.config import ModelConfig
 
 
@@ -18,6 +19,7 @@ class KVStore:
     """K and V of `num_blocks` blocks, for all layers in one tensor.
 
     Memory is touched only as blocks are first written, so an unused pool costs little.
+    Raises InvalidSetting where the device has not that much.
     """
 
     def __init__(
@@ -38,7 +40,14 @@ class KVStore:
             config.head_dim,
         )
         self.block_size = block_size
-        self.pool = torch.empty(shape, dtype=dtype, device=device)
+        try:
+            self.pool = torch.empty(shape, dtype=dtype, device=device)
+        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidSetting(
+                f"{num_blocks} blocks of K/V can't be had on {device}: give less K/V memory or "
+                f"fewer blocks ({reason})"
+            ) from None
 
     @property
     def num_bytes(self) -> int:

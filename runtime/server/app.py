@@ -30,7 +30,10 @@ DRAIN_S = 10.0
 
 
 def create_app(runtime: Runtime, *, drain_s: float = DRAIN_S) -> Starlette:
-    """Return the application that serves a runtime; its lifespan runs the engine's thread."""
+    """Return the application that serves a runtime; its lifespan runs the engine's thread.
+
+    `app.state.engine` is the `AsyncEngine`, for whoever stops it earlier.
+    """
     engine = AsyncEngine(runtime.engine)
     endpoints = Endpoints(runtime, engine, ServerMetrics(lambda: engine.latest_stats))
 
@@ -42,7 +45,7 @@ def create_app(runtime: Runtime, *, drain_s: float = DRAIN_S) -> Starlette:
         finally:
             await asyncio.to_thread(engine.stop, drain_s=drain_s)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/health", endpoints.health),
             Route("/metrics", endpoints.metrics),
@@ -61,6 +64,8 @@ def create_app(runtime: Runtime, *, drain_s: float = DRAIN_S) -> Starlette:
         },
         lifespan=lifespan,
     )
+    app.state.engine = engine
+    return app
 
 
 async def _answer_nobody(request: HttpRequest, error: Exception) -> Response:

@@ -30,17 +30,43 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation; `developer` is rendered as `system`."""
+    """One message of a conversation; `developer` is rendered as `system`.
+
+    A reply may be sent back as it came: fields that the server's own answers carry are taken where
+    they are null or empty.
+    """
 
     role: Role
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    # refused unless empty
+    refusal: Any = None
+    annotations: Any = None
+    audio: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+    function_call: Any = None
+    reasoning_content: Any = None
+
+    def check(self, place: int) -> None:
+        """Raise InvalidRequest for a message without content, or with what is not served."""
+        for name in _EMPTY_IN_MESSAGES:
+            if getattr(self, name):
+                raise InvalidRequest(
+                    f"`{name}` in a message is not supported here; leave it out",
+                    param=f"messages[{place}].{name}",
+                )
+        if self.content is None and self.role != "assistant":
+            raise InvalidRequest(
+                f"the message has no content: give `content` a text (role {self.role})",
+                param=f"messages[{place}].content",
+            )
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it."""
         text = self.content
         if not isinstance(text, str):
-            text = "".join(part.text for part in text)
+            text = "".join(part.text for part in text or ())
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": text} | ({"name": self.name} if self.name else {})
 
@@ -87,7 +113,8 @@ class CompletionOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         """Raise InvalidRequest for a field that asks for what is not served."""
         for name, neutral in _NEUTRAL.items():
             value = getattr(self, name, None)
-            if value is not None and value not in neutral:
+            is_bool = isinstance(value, bool) and not isinstance(neutral[0], bool)
+            if value is not None and (is_bool or value not in neutral):
                 raise InvalidRequest(
                     f"`{name}` is not supported here; leave it out or set it to {neutral[0]!r}",
                     param=name,
@@ -140,6 +167,8 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
         super().check()
         if not self.messages:
             raise InvalidRequest("`messages` is empty: send at least one", param="messages")
+        for place, message in enumerate(self.messages):
+            message.check(place)
 
     def template_messages(self) -> list[dict[str, Any]]:
         """Return the conversation as chat templates expect it."""
@@ -176,6 +205,16 @@ class CompletionRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=T
             raise InvalidRequest(f"`prompt` takes at most {MAX_PROMPTS} prompts", param="prompt")
         return [item for item in prompt if not isinstance(item, int)]
 
+
+_EMPTY_IN_MESSAGES = (
+    "refusal",
+    "annotations",
+    "audio",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "reasoning_content",
+)
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),

@@ -108,10 +108,9 @@ class Endpoints:
         """`POST /v1/completions`."""
         body = await _read(request, CompletionRequest)
         self._check_model(body.model)
-        tokenizer = self._runtime.tokenizer
         prompts = [
             await run_in_threadpool(
-                tokenizer.encode_prompt, prompt, parse_special=body.parse_special
+                self._runtime.prompt_tokens, prompt, parse_special=body.parse_special
             )
             if isinstance(prompt, str)
             else prompt
@@ -149,7 +148,7 @@ class Endpoints:
         )
         news = self._observed(stream, began)
         if chat:
-            news = self._remembered(news)
+            news = self._remembered(news, pack_prompt(prompts[0]))
         places = {name: place for place, name in enumerate(names)}
         if body.stream:
             make = _choice_maker(chat=chat, whole=False, with_ids=body.return_token_ids)
@@ -173,7 +172,7 @@ class Endpoints:
                 yield output
 
     async def _remembered(
-        self, news: AsyncGenerator[RequestOutput, None]
+        self, news: AsyncGenerator[RequestOutput, None], prompt: bytes
     ) -> AsyncGenerator[RequestOutput, None]:
         """Pass a chat's news on, and note which ids its text was made of."""
         texts: list[str] = []
@@ -183,7 +182,7 @@ class Endpoints:
                 texts.append(output.text)
                 ids += output.token_ids
                 if output.finish_reason in ("stop", "length"):
-                    self._runtime.remember_reply("".join(texts), ids)
+                    self._runtime.remember_reply(prompt, "".join(texts), ids)
                 yield output
 
     def _card(self) -> ModelCard:

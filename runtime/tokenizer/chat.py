@@ -28,8 +28,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from runtime.errors import InvalidRequest, ModelFileError
 from runtime.tokenizer.load import Tokenizer
 
-Recall = Callable[[str], Sequence[int] | None]
-"""Gives the ids that a reply's text was generated as, or None where that is not known."""
+Recall = Callable[[Sequence[int], str], Sequence[int] | None]
+"""Gives the ids that a reply's text was generated as behind such ids, or None if not known."""
 
 _NONCHARACTER = "\ufdd0"  # never assigned to a character, so hardly ever in a text
 _SENTINEL_NAME = "_sentinel"
@@ -98,38 +98,61 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the prompt's ids; no bos beyond what the template writes.
 
-        recall  gives the ids that a reply's text was generated as, or None if it is not known;
-                replies that the template writes unchanged then keep their ids
+        recall  gives the ids that a reply's text was generated as behind the ids before it, or
+                None; replies that the template writes unchanged then keep their ids
 
         Control tokens are those that the template wrote; in a message their text is text.
         Errors: InvalidRequest, with the template's own message where it refuses the messages.
         """
         text, sentinel = self._rendered(messages, add_generation_prompt, tools, variables)
-        replies = _recalled(messages, recall) if recall else {}
         mark = re.compile(f"{sentinel}([0-9]+){sentinel}")
-        if replies:
-            marked = [
+        marked = None
+        if recall is not None and any(map(_is_reply, messages)):
+            given = [
                 {**message, "content": f"{sentinel}{place}{sentinel}"}
-                if place in replies
+                if _is_reply(message)
                 else message
                 for place, message in enumerate(messages)
             ]
-            other, _ = self._rendered(marked, add_generation_prompt, tools, variables, sentinel)
-            if mark.sub(lambda m: self._broken_content(messages, m, sentinel), other) == text:
-                text = other
-            else:  # the template does more with a reply than to write it
-                replies = {}
-        pieces: list[str | int] = []
-        for piece in self._tokenizer.split_special(text, unless_before=sentinel):
+            marked, _ = self._rendered(given, add_generation_prompt, tools, variables, sentinel)
+            if mark.sub(lambda m: self._broken_content(messages, m, sentinel), marked) != text:
+                marked = None  # the template does more with a reply than to write it
+        if marked is None or recall is None:
+            pieces = self._tokenizer.split_special(text, unless_before=sentinel)
+            return self._tokenizer.encode_pieces(
+                piece.replace(sentinel, "") if isinstance(piece, str) else piece for piece in pieces
+            )
+        ids: list[int] = []
+        for piece in self._tokenizer.split_special(marked, unless_before=sentinel):
             if isinstance(piece, int):
-                pieces.append(piece)
+                ids.append(piece)
+            else:
+                self._encode_marked(ids, mark.split(piece), messages, recall, sentinel)
+        return ids
+
+    def _encode_marked(
+        self,
+        ids: list[int],
+        parts: Sequence[str],
+        messages: Sequence[Mapping[str, Any]],
+        recall: Recall,
+        sentinel: str,
+    ) -> None:
+        """Append a text's ids; every odd part is the place of a reply that stands there."""
+        waiting = ""  # not encoded yet: a reply that is not known belongs to the text around it
+        for place, part in enumerate(parts):
+            if place % 2 == 0:
+                waiting += part.replace(sentinel, "")
                 continue
-            for place, part in enumerate(mark.split(piece) if replies else [piece]):
-                if place % 2:  # what the group matched: a reply's number
-                    pieces += replies[int(part)]
-                else:
-                    pieces.append(part.replace(sentinel, ""))
-        return self._tokenizer.encode_pieces(pieces)
+            reply: str = messages[int(part)]["content"]
+            before = ids + self._tokenizer.encode_behind(ids, waiting)
+            known = recall(before, reply)
+            if known is None:
+                waiting += reply
+            else:
+                ids[:] = [*before, *known]
+                waiting = ""
+        ids += self._tokenizer.encode_behind(ids, waiting)
 
     def _rendered(
         self,
@@ -235,16 +258,12 @@ class _Breaker:
         return text + sentinel if any(end in self._beginnings for end in ends) else text
 
 
-def _recalled(messages: Sequence[Mapping[str, Any]], recall: Recall) -> dict[int, Sequence[int]]:
-    """The ids of those replies among the messages that are known, by place."""
-    found: dict[int, Sequence[int]] = {}
-    for place, message in enumerate(messages):
-        content = message.get("content")
-        if message.get("role") == "assistant" and isinstance(content, str) and content:
-            ids = recall(content)
-            if ids is not None:
-                found[place] = ids
-    return found
+def _is_reply(message: Mapping[str, Any]) -> bool:
+    return (
+        message.get("role") == "assistant"
+        and bool(message.get("content"))
+        and isinstance(message["content"], str)
+    )
 
 
 def _strings(value: Any) -> Iterator[str]:

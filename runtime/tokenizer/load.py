@@ -43,6 +43,7 @@ class Tokenizer:
     eos_ids         every id that ends a generation, `eos_id` among them
     add_bos         whether `encode_prompt` puts `bos_id` in front
     special_tokens  the control tokens: text to id; in text they are text unless asked for
+    longest_token_bytes   bytes of the longest token: no text has fewer tokens than bytes over this
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Tokenizer:
         self._first = first
         self._later = later
         self._token_bytes = token_bytes
+        self.longest_token_bytes = max(map(len, token_bytes), default=1)
         self._special_ids = frozenset(named.values())
         alternatives = []
         for text in sorted(named, key=len, reverse=True):
@@ -109,10 +111,13 @@ class Tokenizer:
         for piece in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
-            elif piece:
-                splitter = self._later if ids else self._first
-                ids += _encode(splitter, piece)
+            else:
+                ids += self.encode_behind(ids, piece)
         return ids
+
+    def encode_behind(self, ids: Sequence[int], text: str) -> list[int]:
+        """Return the ids of a text that follows `ids`; no merge crosses from one to the other."""
+        return _encode(self._later if ids else self._first, text) if text else []
 
     def split_special(self, text: str, *, unless_before: str = "") -> list[str | int]:
         """Cut a text at its control tokens: texts and ids in order, empty texts left out.
@@ -166,7 +171,8 @@ class Tokenizer:
 
 def _encode(splitter: tokenizers.Tokenizer, text: str) -> list[int]:
     try:
-        return splitter.encode(text, add_special_tokens=False).ids
+        # Encoding a batch lets other threads run meanwhile; encoding one text does not.
+        return splitter.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except TypeError as error:  # what the library makes of a str that has no UTF-8
         raise InvalidRequest(
             "the text holds half of a surrogate pair, which is no character; remove it or send "

@@ -70,6 +70,8 @@ def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     path = Path(model).expanduser()
     if model and path.is_dir():
         return FolderCheckpoint(path)
+    if model and path.exists() and not path.is_file():
+        raise ModelFileError(f"{path} is neither a file nor a folder: name a .gguf file")
     if model and path.exists():
         return GgufCheckpoint(path)
     if _HUB_NAME.fullmatch(model) and not model.endswith(".gguf"):

@@ -30,6 +30,10 @@ def test_the_public_names_are_these():
         *("InvalidTokens", "InvariantViolation", "Lease", "Match", "Namespace", "NodeFacts"),
         *("NodeView", "OutOfBlocks", "PrefixKey", "RadixCache", "TreeView", "pack_tokens"),
         *("render_text", "unpack_tokens"),
+        *("AllBlocksCleared", "BlockHasher", "BlockRemoved", "BlockStored", "EventRecorder"),
+        *("Evicted", "GhostMemory", "encode_batch"),
+        *("FIFO", "LFU", "MRU", "POLICIES", "SLRU", "CostAware", "TreeObserver"),
+        *("InvalidSnapshot", "StaleEpoch", "dump_tree", "load_tree"),
     }
 
 

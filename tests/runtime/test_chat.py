@@ -173,7 +173,7 @@ def recalled(tiny: Tokenizer, reply: str, source: str = CHATML) -> tuple[list[in
     letters = [i for letter in reply for i in tiny.encode(letter)]
     messages = [*user("hello"), {"role": "assistant", "content": reply}, *user(reply)]
     template = ChatTemplate(source, tiny)
-    ids = template.encode(messages, recall=lambda text: letters if text == reply else None)
+    ids = template.encode(messages, recall=lambda before, text: letters if text == reply else None)
     assert tiny.decode(ids, skip_special=False) == template.render(messages)
     return ids, letters
 
@@ -201,7 +201,7 @@ def test_a_reply_that_the_template_changes_is_encoded_anew(tiny: Tokenizer) -> N
 def test_a_reply_that_is_not_known_is_encoded_anew(tiny: Tokenizer) -> None:
     messages = [*user("hello"), {"role": "assistant", "content": "hello"}]
     template = ChatTemplate(CHATML, tiny)
-    assert template.encode(messages, recall=lambda text: None) == template.encode(messages)
+    assert template.encode(messages, recall=lambda before, text: None) == template.encode(messages)
 
 
 # --- what templates may do -----------------------------------------------------------------------

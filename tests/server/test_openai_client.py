@@ -58,7 +58,8 @@ def test_each_turn_of_a_chat_finds_everything_of_the_turn_before(
         else:
             assert cached_tokens(usage) < 2 * BLOCK  # nothing but the template's beginning
         whole_turn = usage.total_tokens
-        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+        reply = answer.choices[0].message  # the client's own object, with all its fields
+        messages.append(reply if turn % 2 else reply.model_dump())
     wait_until_idle(runtime)
 
 
