@@ -170,3 +170,24 @@ def test_serve_announces_itself_answers_and_stops_on_a_signal() -> None:
             server.send_signal(signal.SIGINT)
             code = server.wait(timeout=30)
     assert code == 0
+
+
+def test_a_stream_that_outlives_the_drain_time_is_ended_in_order() -> None:
+    command = [sys.executable, "-m", "runtime.cli.main", "serve", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = json.loads(server.stdout.readline())["url"]
+            time.sleep(1)
+            body = {"prompt": "x", "max_tokens": 8000, "stream": True, "ignore_eos": True}
+            with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as answer:
+                lines = (line for line in answer.iter_lines() if line)
+                next(lines)
+                server.send_signal(signal.SIGTERM)
+                last = list(lines)[-2:]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            code = server.wait(timeout=30)
+    assert "ended by the server" in last[0]
+    assert last[1] == "data: [DONE]"
+    assert code == 0
