@@ -37,6 +37,11 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_holds_a_placeholder(page: Path) -> None:
+    assert not re.search(r"\b[A-Z]+_TABLE\b|\bTODO\b|\bTBD\b|to be filled", page.read_text())
+
+
 def subcommands() -> dict[str, argparse.ArgumentParser]:
     """The commands of the command line, by name."""
     (choices,) = (a.choices for a in build_parser()._actions if isinstance(a.choices, dict))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,10 +19,10 @@ from runtime.executor.executor import ModelExecutor
 from runtime.kv.store import KVStore
 from runtime.llm import LLM
 from runtime.request import Request, SamplingParams
+from tests.support.histories import STRESS
 from tests.support.workloads import WORKLOADS, Ask
 
-STRESS = os.environ.get("RADIXCACHE_STRESS") == "1"
-NEW_TOKENS = 16 if STRESS else 6
+NEW_TOKENS = 12 if STRESS else 6
 POOL_TOKENS = 16384
 COMBINATIONS = [(block, chunk) for block in (1, 16, 64) for chunk in (1, 7, 64, 0)]
 # A prefill token by token costs a step each; one block size shows it in the quick run.
@@ -99,9 +98,9 @@ def workload(request: pytest.FixtureRequest, llm: LLM) -> Iterator[Any]:
 def scaled(name: str) -> list[list[Ask]]:
     """The workload in its quick or its long form; each keeps its full number of requests."""
     sizes = {
-        "chat": {"system_sentences": 60 if STRESS else 8},
-        "agent tree": {"root_sentences": 100 if STRESS else 8},
-        "few-shot": {"template_sentences": 100 if STRESS else 8},
+        "chat": {"system_sentences": 30 if STRESS else 8},
+        "agent tree": {"root_sentences": 40 if STRESS else 8},
+        "few-shot": {"template_sentences": 40 if STRESS else 8},
     }
     return WORKLOADS[name](**sizes[name])
 
@@ -114,6 +113,4 @@ def test_cached_text_is_the_uncached_text(
     engine = build_engine(llm, block_size=block_size, chunk=chunk, cached=True)
     said, stats = run(engine, rounds, llm.runtime.tokenizer.encode)
     assert said == expected
-    # Whatever a block's grain allows was a hit: at least half, here.
-    if block_size < 64 or STRESS:
-        assert stats.cached_tokens > stats.prompt_tokens // 2
+    assert stats.cached_tokens > stats.prompt_tokens // 2
