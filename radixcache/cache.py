@@ -72,10 +72,12 @@ class RadixCache:
         block_size = self.config.block_size
         root = self.tree.roots.get(key.namespace)
         if root is None or self._is_stale(key.namespace):
-            return Match(0, ())
+            return Match(0, b"")
         found = self.tree.find(root, key.tokens, 0, key.num_tokens)
-        ids = self._path_blocks(found.node, None)
-        return Match(found.num_tokens, tuple(ids[: found.num_tokens // block_size]))
+        runs = self.tree.runs(found.node, None)
+        if found.inside < found.node.num_tokens:
+            runs[-1] = runs[-1][: found.inside // block_size]
+        return Match(found.num_tokens, b"".join(runs))
 
     def acquire(self, key: PrefixKey) -> Lease:
         """Pin the longest cached prefix of a prompt and add blocks for the rest.
@@ -95,9 +97,9 @@ class RadixCache:
             found = self.tree.find(root, key.tokens, 0, num_tokens - 1)
             source, partial = self.tree.find_partial(found, key.tokens, num_tokens - 1)
             needed -= found.num_tokens // block_size
-            self._require(
-                needed, self.pins.num_unpinned_above(found.node, found.inside, block_size)
-            )
+            if needed > self.pool.num_free:
+                held = self.pins.num_unpinned_above(found.node, found.inside, block_size)
+                self._require(needed, held)
             committed, node = found.num_tokens, self._upper(found.node, found.inside)
         if node is None:
             self._require(needed, 0)
@@ -110,7 +112,7 @@ class RadixCache:
             raise
         self._next_lease_id += 1
         lease = Lease(self._next_lease_id, key.namespace, key.tokens, node)
-        lease.block_table = self._path_blocks(node, None)
+        lease.block_table = self.tree.blocks(node, None)
         lease.block_table.extend(fresh)
         lease.num_committed, lease.num_cached = committed, committed + partial
         if partial:
@@ -167,16 +169,18 @@ class RadixCache:
         if end <= start or not self.config.enable_prefix_cache or self._is_stale(lease.namespace):
             return Commit(0, 0)
         found = self.tree.find(lease.node, lease.tokens, start, end)
-        node = self._upper(found.node, found.inside)
-        num_twins = self._remap(lease, node, found.num_tokens)
-        if found.num_tokens < end:
-            node = self._publish(lease, node, found.num_tokens, end)
-        if node is not lease.node:
+        node, num_twins, ours = lease.node, 0, True
+        if found.num_tokens > start:
+            node, ours = self._upper(found.node, found.inside), False
+            num_twins = self._remap(lease, node, found.num_tokens)
             self.pins.lock(node)
             self._unlock(lease.node)
-            lease.node = node
+        self._clock += 1
+        if found.num_tokens < end:
+            node = self._publish(lease, node, found.num_tokens, end, may_extend=ours)
+        node.last_access = self._clock
+        lease.node = node
         lease.num_committed = end
-        self._touch(node)
         published = (end - found.num_tokens) // block_size
         self._counters.published_blocks += published
         self._counters.twin_blocks += num_twins
@@ -333,40 +337,31 @@ class RadixCache:
     def _remap(self, lease: Lease, node: Node, end: int) -> int:
         """Give up the lease's private blocks below token `end` for those that the tree has."""
         first, last = (n // self.config.block_size for n in (lease.num_committed, end))
-        own, theirs = lease.block_table[first:last], self._path_blocks(node, lease.node)
+        own, theirs = lease.block_table[first:last], self.tree.blocks(node, lease.node)
         self.pool.release(own)
         lease.block_table[first:last] = theirs
         return sum(map(ne, own, theirs))
 
-    def _publish(self, lease: Lease, node: Node, start: int, end: int) -> Node:
-        """Hand the lease's private blocks of tokens `start … end` to the tree, below `node`."""
+    def _publish(self, lease: Lease, node: Node, start: int, end: int, *, may_extend: bool) -> Node:
+        """Hand the lease's private blocks of tokens `start … end` to the tree, below `node`.
+
+        The lease's pin on `node` passes to the node that is returned.
+        """
         first, last = (n // self.config.block_size for n in (start, end))
         block_ids = lease.block_table[first:last]
-        edge = lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
-        alone = node is lease.node and node.is_leaf and node.lock_ref == 1
+        edge = bytes(lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        alone = may_extend and node.lock_ref == 1 and node.is_leaf
         if alone and (self.pins.index.policy.by_recency or not node.num_hits):
             self.tree.extend(node, edge, block_ids)
             self.pins.extended(len(block_ids))
             leaf = node
         else:
             leaf = self.tree.attach(node, edge, block_ids)
-            leaf.created = self._clock + 1
-            self.pins.attached(leaf)
+            leaf.created = self._clock
+            self.pins.attached_below_pin(leaf)
         for observer in self.observers:
             observer.stored(leaf, len(block_ids))
         return leaf
-
-    def _path_blocks(self, node: Node, above: Node | None) -> array[int]:
-        """Block ids on the path that leads from `above` (not counted) down to `node`."""
-        runs = []
-        current: Node | None = node
-        while current is not None and current is not above:
-            runs.append(current.block_ids)
-            current = current.parent
-        ids = array("i")
-        for run in reversed(runs):
-            ids.extend(run)
-        return ids
 
     def _private(self, lease: Lease) -> array[int]:
         return lease.block_table[lease.num_committed // self.config.block_size :]

@@ -76,8 +76,12 @@ def _check_node(cache: RadixCache, node: Node) -> None:
         _hold("I4", child.parent is node, f"{child!r} does not know its parent")
         _hold("I4", bytes(child.edge[:block_bytes]) == first, f"{child!r} under a foreign key")
         _hold("I4", child.namespace == node.namespace, f"{child!r} in two namespaces")
-    if node.order is not None:
-        _hold("I4", node.order == sorted(node.children), f"{node!r}: its children are out of order")
+    if node.heads is not None:
+        filed = [(head, first) for head, alike in node.heads.items() for first in alike]
+        expected = [(first[:TOKEN_BYTES], first) for first in node.children]
+        _hold(
+            "I4", sorted(filed) == sorted(expected), f"{node!r}: its heads are not its children's"
+        )
     if node.parent is not None:
         start = node.parent.start + node.parent.num_tokens
         _hold("I4", node.start == start, f"{node!r}: its edge should start at {start}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sortedcontainers import SortedSet
+from sortedcontainers import SortedList
 
 from radixcache.errors import InvariantViolation
 from radixcache.node import Node
@@ -23,8 +23,8 @@ class EvictionIndex:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
-        self._order: SortedSet = SortedSet()  # (rank, node_id): ids break ties by age
-        self._entries: dict[int, tuple[Rank, Node]] = {}
+        self._order: SortedList = SortedList()  # of the entries: ids break ties by age
+        self._entries: dict[int, tuple[Rank, int, Node]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -34,22 +34,22 @@ class EvictionIndex:
 
     def __iter__(self) -> Iterator[Node]:
         """Iterate over the leaves, the next victim first."""
-        return (self._entries[node_id][1] for _, node_id in self._order)
+        return (node for _, _, node in self._order)
 
     def add(self, node: Node) -> None:
         """Enter a leaf under its present rank.  Raises InvariantViolation if it is in already."""
         if node.node_id in self._entries:
             raise InvariantViolation(f"{node!r} enters the eviction index twice")
-        rank = self.policy.rank(node)
-        self._entries[node.node_id] = (rank, node)
-        self._order.add((rank, node.node_id))
+        entry = (self.policy.rank(node), node.node_id, node)
+        self._entries[node.node_id] = entry
+        self._order.add(entry)
 
     def remove(self, node: Node) -> None:
         """Take a leaf out.  Raises InvariantViolation if it is not in."""
         entry = self._entries.pop(node.node_id, None)
         if entry is None:
             raise InvariantViolation(f"{node!r} is not in the eviction index")
-        self._order.remove((entry[0], node.node_id))
+        self._order.remove(entry)
 
     def update(self, node: Node) -> None:
         """Enter a leaf anew, under its present rank."""
@@ -59,7 +59,7 @@ class EvictionIndex:
 
     def first(self) -> Node | None:
         """Return the next victim, or None where nothing can be evicted."""
-        return self._entries[self._order[0][1]][1] if self._order else None
+        return self._order[0][2] if self._entries else None
 
     def rank_of(self, node: Node) -> Rank:
         """Return the rank under which a leaf stands in the index."""

@@ -47,11 +47,16 @@ class Match(msgspec.Struct, frozen=True):
     """What a look-up found; a copy, so nothing done to it reaches the cache.
 
     num_tokens  tokens of the key that are cached, whole blocks
-    block_ids   their blocks, in order
+    packed_ids  ids of their blocks, in order, native int32: `numpy.frombuffer` reads them at once
     """
 
     num_tokens: int
-    block_ids: tuple[int, ...]
+    packed_ids: bytes
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The blocks in order, one int each; O(blocks)."""
+        return tuple(memoryview(self.packed_ids).cast("i"))
 
 
 class BlockCopy(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Namespace(msgspec.Struct, frozen=True, kw_only=True):
+class Namespace(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The identity of one disjoint tree of prefixes.
 
     model    name of the weights that computed the K/V

@@ -6,14 +6,21 @@ Owns: the fields.  Does not know: how they change; tree and pins do that.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
-from typing import Protocol
+from typing import Any, Protocol
+
+from sortedcontainers import SortedList
 
 from radixcache.namespace import Namespace
-from radixcache.tokens import TOKEN_BYTES
+from radixcache.tokens import TOKEN_BYTES, Packed
 
 FEW_CHILDREN = 8
 """Up to so many children are looked through one by one."""
+
+NO_CHILDREN: dict[bytes, Any] = {}
+"""The children of every node that has none; never written to."""
+
+Heads = dict[bytes, Any]
+"""First blocks by their first token: a list of few, a SortedList of many."""
 
 
 class NodeFacts(Protocol):
@@ -49,10 +56,11 @@ class Node:
 
         parent ──edge: block 0 │ block 1 │ … ──► node ──► children, by their first block
 
-    edge         packed tokens from the parent to here, whole blocks; grows in place on a leaf
+    edge         packed tokens from the parent to here, whole blocks; bytes, of which the first
+                 block is its own key where it is the only one, and a bytearray once it grew
     block_ids    one block id for each block of the edge
     children     child nodes by the bytes of their edge's first block
-    order        the keys of `children` in order, kept once there were many; else None
+    heads        the keys of `children` by their first token, kept once there were many; else None
     lock_ref     leases that end here + children that are pinned; 0 means evictable
     last_access  logical time of the last acquire or commit that ended here, or at an evicted child
     created      logical time at which the first block of the edge was published
@@ -65,12 +73,12 @@ class Node:
         "children",
         "created",
         "edge",
+        "heads",
         "last_access",
         "lock_ref",
         "namespace",
         "node_id",
         "num_hits",
-        "order",
         "parent",
         "start",
     )
@@ -81,7 +89,7 @@ class Node:
         *,
         namespace: Namespace,
         parent: Node | None,
-        edge: bytearray,
+        edge: Packed,
         block_ids: array[int],
         start: int,
     ) -> None:
@@ -90,8 +98,8 @@ class Node:
         self.parent = parent
         self.edge = edge
         self.block_ids = block_ids
-        self.children: dict[bytes, Node] = {}
-        self.order: list[bytes] | None = None
+        self.children: dict[bytes, Node] = NO_CHILDREN
+        self.heads: Heads | None = None
         self.lock_ref = 0
         self.last_access = 0
         self.created = 0
@@ -110,27 +118,47 @@ class Node:
 
     def adopt(self, first_block: bytes, child: Node) -> None:
         """Add a child under its first block, which must be new here."""
+        if self.children is NO_CHILDREN:
+            self.children = {}
         self.children[first_block] = child
-        if self.order is not None:
-            insort(self.order, first_block)
+        if self.heads is not None:
+            self._enter(self.heads, first_block)
 
     def disown(self, first_block: bytes) -> None:
         """Take a child out."""
         del self.children[first_block]
-        if self.order is not None:
-            del self.order[bisect_left(self.order, first_block)]
+        if self.heads is not None:
+            head = first_block[:TOKEN_BYTES]
+            self.heads[head].remove(first_block)
+            if not self.heads[head]:
+                del self.heads[head]
 
     def nearest(self, wanted: bytes) -> list[Node]:
         """Return the children among which is the one whose first block shares most with `wanted`.
 
-        All of few; of many the two neighbours in the order of bytes, found in O(log n).
+        All of few.  Of many, those that share its first token: if they are many too, the two
+        neighbours in the order of bytes, found in O(log n).
         """
         if len(self.children) <= FEW_CHILDREN:
             return list(self.children.values())
-        if self.order is None:
-            self.order = sorted(self.children)
-        place = bisect_left(self.order, wanted)
-        return [self.children[key] for key in self.order[max(0, place - 1) : place + 1]]
+        if self.heads is None:
+            self.heads = {}
+            for first_block in self.children:
+                self._enter(self.heads, first_block)
+        alike = self.heads.get(wanted[:TOKEN_BYTES], ())
+        if isinstance(alike, SortedList):
+            place = alike.bisect_left(wanted)
+            alike = alike[max(0, place - 1) : place + 1]
+        return [self.children[first_block] for first_block in alike]
+
+    def _enter(self, heads: Heads, first_block: bytes) -> None:
+        alike = heads.setdefault(first_block[:TOKEN_BYTES], [])
+        if isinstance(alike, SortedList):
+            alike.add(first_block)
+            return
+        alike.append(first_block)
+        if len(alike) > FEW_CHILDREN:
+            heads[first_block[:TOKEN_BYTES]] = SortedList(alike)
 
     def __repr__(self) -> str:
         return f"Node({self.node_id}, {self.num_tokens} tokens, lock_ref={self.lock_ref})"

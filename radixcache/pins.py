@@ -25,31 +25,35 @@ class Pins:
 
     def lock(self, node: Node) -> None:
         """Pin a node and with it every ancestor; O(ancestors that were unpinned)."""
+        if node.lock_ref == 0 and node.is_leaf:
+            self.index.remove(node)
+        count = 0
         current: Node | None = node
         while current is not None:
             current.lock_ref += 1
             if current.lock_ref > 1:
-                return
-            self.num_evictable -= len(current.block_ids)
-            self.num_pinned += len(current.block_ids)
-            if current.is_leaf:
-                self.index.remove(current)
+                break
+            count += len(current.block_ids)
             current = current.parent
+        self.num_evictable -= count
+        self.num_pinned += count
 
     def unlock(self, node: Node) -> None:
         """Take back one `lock`.  Raises InvariantViolation where there is none."""
+        count = 0
         current: Node | None = node
         while current is not None:
             if current.lock_ref < 1:
                 raise InvariantViolation(f"{current!r} is unpinned more often than pinned")
             current.lock_ref -= 1
             if current.lock_ref > 0:
-                return
-            self.num_evictable += len(current.block_ids)
-            self.num_pinned -= len(current.block_ids)
-            if current.is_leaf:
-                self.index.add(current)
+                break
+            count += len(current.block_ids)
             current = current.parent
+        self.num_evictable += count
+        self.num_pinned -= count
+        if node.lock_ref == 0 and node.is_leaf:
+            self.index.add(node)
 
     def attached(self, leaf: Node) -> None:
         """Account for a new, unpinned leaf; its parent is a leaf no more."""
@@ -58,6 +62,14 @@ class Pins:
         if parent is not None and parent in self.index:
             self.index.remove(parent)
         self.index.add(leaf)
+
+    def attached_below_pin(self, leaf: Node) -> None:
+        """Account for a new leaf below a pinned node: who stood on that stands on the leaf now.
+
+        The parent's count stays: it has lost the lease and won a pinned child.
+        """
+        leaf.lock_ref = 1
+        self.num_pinned += len(leaf.block_ids)
 
     def extended(self, num_blocks: int) -> None:
         """Account for blocks added to a pinned leaf's edge."""

@@ -18,6 +18,9 @@ from radixcache.errors import InvariantViolation
 BlockIds = array  # array("i"); the alias names what the numbers are
 """Block ids as a compact int32 array."""
 
+FEW_BLOCKS = 32
+"""Up to so many ids a loop is faster than numpy's fixed cost."""
+
 
 class BlockPool:
     """Reference counts and the free list of `capacity` blocks, ids 0 … capacity − 1.
@@ -25,12 +28,13 @@ class BlockPool:
     A block is free, or has one owner or more: the tree, and leases that hold it privately.
     """
 
-    __slots__ = ("_free", "_refs", "capacity")
+    __slots__ = ("_free", "_many_refs", "_refs", "capacity")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._free = array("i", range(capacity - 1, -1, -1))  # a stack: the lowest id on top
-        self._refs = np.zeros(capacity, np.int32)
+        self._refs = array("i", bytes(4 * capacity))
+        self._many_refs = np.frombuffer(self._refs, np.int32)  # the same memory
 
     @property
     def num_free(self) -> int:
@@ -49,13 +53,17 @@ class BlockPool:
         ids = self._free[-count:]
         del self._free[-count:]
         ids.reverse()
-        self._refs[np.frombuffer(ids, np.int32)] = 1
+        if count <= FEW_BLOCKS:
+            for block_id in ids:
+                self._refs[block_id] = 1
+        else:
+            self._many_refs[np.frombuffer(ids, np.int32)] = 1
         return ids
 
     def share(self, block_ids: Sequence[int]) -> None:
         """Give each block one owner more.  Raises InvariantViolation for a free block."""
-        ids = self._checked(block_ids)
-        self._refs[ids] += 1
+        self._check(block_ids)
+        self._many_refs[np.asarray(block_ids, np.int32)] += 1
 
     def release(self, block_ids: Sequence[int]) -> int:
         """Take one owner from each block; return how many became free.
@@ -63,30 +71,46 @@ class BlockPool:
         Raises InvariantViolation, before anything changes, for a block that is free, out of
         range, or named twice.
         """
-        ids = self._checked(block_ids)
-        if not len(ids):
+        if not len(block_ids):
             return 0
-        self._refs[ids] -= 1
-        freed = ids[self._refs[ids] == 0]
-        self._free.frombytes(freed[::-1].astype(np.int32).tobytes())
-        return len(freed)
+        self._check(block_ids)
+        before = len(self._free)
+        if len(block_ids) <= FEW_BLOCKS:
+            refs = self._refs
+            for block_id in reversed(block_ids):
+                refs[block_id] -= 1
+                if not refs[block_id]:
+                    self._free.append(block_id)
+        else:
+            ids = np.asarray(block_ids, np.int32)
+            self._many_refs[ids] -= 1
+            freed = ids[self._many_refs[ids] == 0]
+            self._free.frombytes(freed[::-1].tobytes())
+        return len(self._free) - before
 
     def refcount(self, block_id: int) -> int:
         """Return how many owners a block has; 0 is free."""
-        return int(self._refs[block_id])
+        return self._refs[block_id]
 
     def free_ids(self) -> list[int]:
         """Return the free ids, next to be taken last."""
         return self._free.tolist()
 
-    def _checked(self, block_ids: Sequence[int]) -> np.ndarray:
-        ids = np.asarray(block_ids, np.int32)
-        if not len(ids):
-            return ids
-        if len(set(block_ids)) != len(ids):
+    def _check(self, block_ids: Sequence[int]) -> None:
+        """Raise InvariantViolation unless these are different blocks, all owned."""
+        if len(block_ids) <= FEW_BLOCKS:
+            refs, capacity = self._refs, self.capacity
+            twice = len(set(block_ids)) != len(block_ids)
+            unknown = bool(block_ids) and not 0 <= min(block_ids) <= max(block_ids) < capacity
+            owned = unknown or all(map(refs.__getitem__, block_ids))
+        else:
+            ids = np.sort(np.asarray(block_ids, np.int32))
+            twice = bool((ids[1:] == ids[:-1]).any())
+            unknown = bool(ids[0] < 0 or ids[-1] >= self.capacity)
+            owned = unknown or bool(self._many_refs[ids].all())
+        if twice:
             raise InvariantViolation(f"a block is named twice: {list(block_ids)}")
-        if ids.min() < 0 or ids.max() >= self.capacity:
+        if unknown:
             raise InvariantViolation(f"no such block: {list(block_ids)} of {self.capacity}")
-        if self._refs[ids].min() < 1:
+        if not owned:
             raise InvariantViolation(f"a free block is shared or freed again: {list(block_ids)}")
-        return ids

@@ -89,7 +89,7 @@ def load_tree(cache: RadixCache, manifest: bytes) -> dict[int, int]:
         parent = nodes[saved.parent] if saved.parent >= 0 else cache.tree.root(saved.namespace)
         block_ids = cache.pool.allocate(len(saved.block_ids))
         mapping.update(zip(saved.block_ids, block_ids, strict=True))
-        node = cache.tree.attach(parent, bytearray(saved.edge), array("i", block_ids))
+        node = cache.tree.attach(parent, saved.edge, array("i", block_ids))
         node.last_access, node.created = saved.last_access, saved.created
         node.num_hits = saved.num_hits
         cache.pins.attached(node)

@@ -47,7 +47,7 @@ class RadixTree:
         """Return the root of a namespace, made if it has none yet."""
         node = self.roots.get(namespace)
         if node is None:
-            node = self.roots[namespace] = self._node(namespace, None, bytearray(), array("i"), 0)
+            node = self.roots[namespace] = self._node(namespace, None, b"", array("i"), 0)
         return node
 
     def drop_root(self, root: Node) -> None:
@@ -65,7 +65,7 @@ class RadixTree:
         """
         block_bytes = self.block_size * TOKEN_BYTES
         node, at, stop = start, offset * TOKEN_BYTES, end * TOKEN_BYTES
-        while at + block_bytes <= stop:
+        while node.children and at + block_bytes <= stop:
             child = node.children.get(bytes(tokens[at : at + block_bytes]))
             if child is None:
                 break
@@ -90,6 +90,8 @@ class RadixTree:
         bytes share the longest beginning.
         """
         limit = min(end - found.num_tokens, self.block_size)
+        if limit <= 0 or self.block_size == 1:
+            return -1, 0
         if found.inside < found.node.num_tokens:
             node, offset = found.node, found.inside
             block = offset // self.block_size
@@ -105,6 +107,23 @@ class RadixTree:
                 best = (block_id, same)
         return best
 
+    def runs(self, node: Node, above: Node | None) -> list[array[int]]:
+        """Return the edges' own block ids on the way from `above` (not counted) down to `node`."""
+        runs = []
+        current: Node | None = node
+        while current is not None and current is not above:
+            runs.append(current.block_ids)
+            current = current.parent
+        runs.reverse()
+        return runs
+
+    def blocks(self, node: Node, above: Node | None) -> array[int]:
+        """Return a copy of the block ids on the way from `above` (not counted) down to `node`."""
+        ids = array("i")
+        for run in self.runs(node, above):
+            ids.extend(run)
+        return ids
+
     def split(self, node: Node, inside: int) -> Node:
         """Cut a node's edge after `inside` tokens; return the new upper node.
 
@@ -118,12 +137,12 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         upper = self._node(
-            node.namespace, parent, node.edge[:cut], node.block_ids[:cut_blocks], node.start
+            node.namespace, parent, bytes(node.edge[:cut]), node.block_ids[:cut_blocks], node.start
         )
         upper.last_access, upper.created = node.last_access, node.created
         upper.lock_ref = 1 if node.lock_ref else 0
         parent.children[self._first_block(upper)] = upper  # in the place of `node`
-        del node.edge[:cut]
+        node.edge = bytes(node.edge[cut:])
         del node.block_ids[:cut_blocks]
         node.parent = upper
         node.start += inside
@@ -131,7 +150,7 @@ class RadixTree:
         self.num_nodes += 1
         return upper
 
-    def attach(self, parent: Node, edge: bytearray, block_ids: array[int]) -> Node:
+    def attach(self, parent: Node, edge: bytes, block_ids: array[int]) -> Node:
         """Hang a new leaf below `parent`; its first block must be new there."""
         start = parent.start + parent.num_tokens
         node = self._node(parent.namespace, parent, edge, block_ids, start)
@@ -141,7 +160,7 @@ class RadixTree:
 
     def extend(self, leaf: Node, edge: Packed, block_ids: array[int]) -> None:
         """Lengthen a leaf's edge in place: a growing sequence stays one node."""
-        leaf.edge.extend(edge)
+        self._growing(leaf).extend(edge)
         leaf.block_ids.extend(block_ids)
 
     def trim(self, leaf: Node, num_blocks: int) -> array[int]:
@@ -149,7 +168,7 @@ class RadixTree:
         keep = len(leaf.block_ids) - num_blocks
         cut = leaf.block_ids[keep:]
         del leaf.block_ids[keep:]
-        del leaf.edge[keep * self.block_size * TOKEN_BYTES :]
+        del self._growing(leaf)[keep * self.block_size * TOKEN_BYTES :]
         return cut
 
     def remove(self, leaf: Node) -> Node:
@@ -173,7 +192,7 @@ class RadixTree:
         self,
         namespace: Namespace,
         parent: Node | None,
-        edge: bytearray,
+        edge: bytes,
         block_ids: array[int],
         start: int,
     ) -> Node:
@@ -186,6 +205,12 @@ class RadixTree:
             block_ids=block_ids,
             start=start,
         )
+
+    def _growing(self, leaf: Node) -> bytearray:
+        """A leaf's edge, from now on one that can change in place."""
+        if not isinstance(leaf.edge, bytearray):
+            leaf.edge = bytearray(leaf.edge)
+        return leaf.edge
 
     def _first_block(self, node: Node) -> bytes:
         return bytes(node.edge[: self.block_size * TOKEN_BYTES])

@@ -46,11 +46,15 @@ def rank_anew_behind_the_index(scene: Scene) -> None:
 
 
 def swap_two_entries_of_the_index(scene: Scene) -> None:
-    first, second = list(scene.pins.index._order)
-    scene.pins.index._order.clear()
-    entries = scene.pins.index._entries
-    entries[first[1]], entries[second[1]] = entries[second[1]], entries[first[1]]
-    scene.pins.index._order.update([first, second])
+    index = scene.pins.index
+    (rank, one, first), (later, two, second) = list(index._order)
+    index._order.clear()
+    index._entries.update({one: (later, two, first), two: (rank, one, second)})
+    index._order.update(index._entries.values())
+
+
+def lengthen_an_edge(scene: Scene, num_bytes: int) -> None:
+    scene.lower.edge += bytes(num_bytes)
 
 
 def exchange_two_blocks(scene: Scene) -> None:
@@ -59,7 +63,7 @@ def exchange_two_blocks(scene: Scene) -> None:
 
 
 def write_another_token_on_an_edge(scene: Scene) -> None:
-    scene.upper.edge[-4:] = pack_tokens([99])
+    scene.upper.edge = scene.upper.edge[:-4] + pack_tokens([99])
 
 
 def file_a_child_under_another_first_block(scene: Scene) -> None:
@@ -109,15 +113,15 @@ BREAKAGES: dict[str, tuple[str, Callable[[Scene], object]]] = {
                 99,
                 namespace=s.lease.namespace,
                 parent=None,
-                edge=bytearray(),
+                edge=b"",
                 block_ids=array("i"),
                 start=0,
             ),
         ),
     ),
     "a whole tree is forgotten": ("I1|I2|I3", forget_the_root),
-    "an edge has more tokens than blocks": ("I4", lambda s: s.lower.edge.extend(b"\0" * 8)),
-    "an edge ends inside a block": ("I4", lambda s: s.lower.edge.extend(b"\0" * 4)),
+    "an edge has more tokens than blocks": ("I4", lambda s: lengthen_an_edge(s, 8)),
+    "an edge ends inside a block": ("I4", lambda s: lengthen_an_edge(s, 4)),
     "a child is found under another block than its first": (
         "I4",
         file_a_child_under_another_first_block,

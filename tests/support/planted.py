@@ -71,19 +71,19 @@ PLANTED_BUGS = (
     PlantedBug(
         "a pinned leaf stays in the eviction index",
         (Pins, "lock"),
-        edit=("self.index.remove(current)", "pass"),
+        edit=("self.index.remove(node)", "pass"),
         seen_by="check reference content",
     ),
     PlantedBug(
         "an inner node enters the eviction index",
         (Pins, "unlock"),
-        edit=("if current.is_leaf:", "if current.parent:"),
+        edit=("and node.is_leaf", "and node.parent"),
         seen_by="check reference content",
     ),
     PlantedBug(
-        "a parent stays in the eviction index beside its new child",
-        (Pins, "attached"),
-        edit=("self.index.remove(parent)", "pass"),
+        "a new leaf is evictable under the lease that published it",
+        (Pins, "attached_below_pin"),
+        edit=("leaf.lock_ref = 1", "leaf.lock_ref = 0"),
         seen_by="check reference content",
     ),
     PlantedBug(
@@ -119,7 +119,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a block is freed twice",
         (BlockPool, "release"),
-        edit=("ids[self._refs[ids] == 0]", "ids[self._refs[ids] <= 1]"),
+        edit=("if not refs[block_id]:", "if refs[block_id] <= 1:"),
         seen_by="check reference content",
     ),
     PlantedBug(
@@ -248,7 +248,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "an edge grows in place above its children",
         (RadixCache, "_publish"),
-        edit=("node.is_leaf and", "node.parent and"),
+        edit=("and node.is_leaf", "and node.parent"),
         seen_by="reference content",
     ),
     PlantedBug(
@@ -285,8 +285,8 @@ PLANTED_BUGS = (
         "a split gives the upper node the lower one's blocks",
         (RadixTree, "split"),
         edit=(
-            "node.edge[:cut], node.block_ids[:cut_blocks]",
-            "node.edge[:cut], node.block_ids[-cut_blocks:]",
+            "bytes(node.edge[:cut]), node.block_ids[:cut_blocks]",
+            "bytes(node.edge[:cut]), node.block_ids[-cut_blocks:]",
         ),
         seen_by="check reference content",
     ),
