@@ -9,8 +9,10 @@ The core decides what is cached, shared and evicted; it moves no bytes and needs
     cache.release(lease)                                # stays cached until its room is needed
 """
 
+from radixcache.accounts import Quota
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
+from radixcache.deadlines import Hold
 from radixcache.errors import (
     CacheError,
     CallerError,
@@ -29,15 +31,27 @@ from radixcache.events import (
     EventRecorder,
     encode_batch,
 )
+from radixcache.explain import Cause, Explanation
 from radixcache.ghosts import Evicted, GhostMemory
 from radixcache.hashing import BlockHasher
 from radixcache.lease import BlockCopy, Commit, Lease, Match, PrefixKey
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.node import NodeFacts
 from radixcache.observer import TreeObserver
-from radixcache.policy import FIFO, LFU, LRU, MRU, POLICIES, SLRU, CostAware, EvictionPolicy
+from radixcache.policy import (
+    FIFO,
+    LFU,
+    LRU,
+    MRU,
+    POLICIES,
+    SLRU,
+    CostAware,
+    EvictionPolicy,
+    Priority,
+)
+from radixcache.retention import Retention
 from radixcache.snapshot import dump_tree, load_tree
-from radixcache.stats import CacheStats
+from radixcache.stats import CacheStats, NamespaceStats
 from radixcache.tokens import pack_tokens, unpack_tokens
 from radixcache.view import NodeView, TreeView, render_text
 
@@ -58,12 +72,15 @@ __all__ = [
     "CacheError",
     "CacheStats",
     "CallerError",
+    "Cause",
     "Commit",
     "CostAware",
     "EventRecorder",
     "Evicted",
     "EvictionPolicy",
+    "Explanation",
     "GhostMemory",
+    "Hold",
     "InvalidConfig",
     "InvalidLease",
     "InvalidSnapshot",
@@ -72,11 +89,15 @@ __all__ = [
     "Lease",
     "Match",
     "Namespace",
+    "NamespaceStats",
     "NodeFacts",
     "NodeView",
     "OutOfBlocks",
     "PrefixKey",
+    "Priority",
+    "Quota",
     "RadixCache",
+    "Retention",
     "StaleEpoch",
     "TreeObserver",
     "TreeView",

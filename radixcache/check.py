@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from radixcache.deadlines import Hold
 from radixcache.errors import InvariantViolation
+from radixcache.lease import Lease
+from radixcache.namespace import Namespace
 from radixcache.node import Node
 from radixcache.tokens import TOKEN_BYTES
 
@@ -29,6 +32,8 @@ def verify(cache: RadixCache) -> None:
     _check_index(cache, nodes)
     _check_leases(cache, nodes)
     _check_counts(cache, nodes)
+    _check_accounts(cache, nodes)
+    cache.deadlines.check(nodes)
 
 
 def _hold(name: str, condition: bool, detail: str) -> None:
@@ -57,9 +62,13 @@ def _check_pool(cache: RadixCache, nodes: list[Node]) -> None:
 
 
 def _check_pins(cache: RadixCache, nodes: list[Node]) -> None:
-    """I2 lock_ref = leases that end on the node + its pinned children."""
+    """I2 lock_ref = leases and holds that end on the node + its pinned children."""
     ends = Counter(id(lease.node) for lease in cache.leases.values())
+    ends.update(id(hold.node) for hold in cache.deadlines.holds.values())
     _hold("I2", ends.keys() <= {id(node) for node in nodes}, "a lease ends on a node off the tree")
+    for hold in cache.deadlines.holds.values():
+        _hold("I2", hold.node.end == hold.num_tokens, f"{hold!r} ends at {hold.node!r}")
+        _hold("I2", not hold.has_ended, f"{hold!r} is kept, but has ended")
     for node in nodes:
         pinned = sum(1 for child in node.children.values() if child.lock_ref)
         expected = ends[id(node)] + pinned
@@ -91,16 +100,23 @@ def _check_node(cache: RadixCache, node: Node) -> None:
 
 
 def _check_index(cache: RadixCache, nodes: list[Node]) -> None:
-    """I5 the index holds exactly the unpinned leaves, each under its present rank, in order."""
-    index = cache.pins.index
+    """I5 the indexes hold exactly the unpinned leaves, each under its present rank, in order."""
     expected = {node.node_id: node for node in nodes if node.is_leaf and not node.lock_ref}
-    listed = list(index)
-    _hold("I5", len(listed) == len(index) == len(expected), "the index has too many or too few")
-    for node in listed:
-        _hold("I5", expected.get(node.node_id) is node, f"{node!r} is indexed but not evictable")
-        _hold("I5", index.rank_of(node) == index.policy.rank(node), f"{node!r}: stale rank")
-    ranks = [(index.rank_of(node), node.node_id) for node in listed]
-    _hold("I5", ranks == sorted(ranks), "the index is out of order")
+    indexes = {id(account.index): account.index for account in cache.accounts}
+    indexes[id(cache.accounts.index)] = cache.accounts.index
+    total = 0
+    for index in indexes.values():
+        listed = list(index)
+        total += len(listed)
+        _hold("I5", len(listed) == len(index), "an index lists too many or too few")
+        for node in listed:
+            own = cache.accounts.by_namespace[node.namespace].index
+            _hold("I5", expected.get(node.node_id) is node, f"{node!r} is indexed, not evictable")
+            _hold("I5", index is own, f"{node!r} is in the index of another namespace")
+            _hold("I5", index.rank_of(node) == index.policy.rank(node), f"{node!r}: stale rank")
+        ranks = [(index.rank_of(node), node.node_id) for node in listed]
+        _hold("I5", ranks == sorted(ranks), "an index is out of order")
+    _hold("I5", total == len(expected), f"{total} leaves are indexed, {len(expected)} evictable")
 
 
 def _check_leases(cache: RadixCache, nodes: list[Node]) -> None:
@@ -136,3 +152,29 @@ def _check_counts(cache: RadixCache, nodes: list[Node]) -> None:
     _hold("I8", pins.num_pinned == pinned, f"{pins.num_pinned} pinned counted, {pinned} found")
     _hold("I8", pins.num_evictable == evictable, f"{pins.num_evictable} ≠ {evictable} evictable")
     _hold("I8", cache.tree.num_nodes == inner, f"{cache.tree.num_nodes} nodes ≠ {inner}")
+
+
+def _check_accounts(cache: RadixCache, nodes: list[Node]) -> None:
+    """I11 each account counts what its namespace owns; the order of those over is present."""
+    block_size = cache.config.block_size
+    owned: dict[Namespace, set[int]] = {account.namespace: set() for account in cache.accounts}
+    owners: list[Node | Lease | Hold] = [*nodes, *cache.leases.values()]
+    for owner in (*owners, *cache.deadlines.holds.values()):
+        _hold("I11", owner.namespace in owned, f"{owner!r} is in a namespace without account")
+    for node in nodes:
+        owned[node.namespace].update(node.block_ids)
+    for lease in cache.leases.values():
+        owned[lease.namespace].update(lease.block_table[lease.num_committed // block_size :])
+    cache.accounts.settle()
+    for account in cache.accounts:
+        mine = [node for node in nodes if node.namespace == account.namespace]
+        pinned = sum(len(node.block_ids) for node in mine if node.lock_ref)
+        counted = (account.num_owned, account.num_pinned, account.num_evictable)
+        found = (
+            len(owned[account.namespace]),
+            pinned,
+            sum(len(n.block_ids) for n in mine) - pinned,
+        )
+        _hold("I11", counted == found, f"{account.namespace}: {counted} counted, {found} found")
+        _hold("I11", bool(mine or account.quota), f"the account of {account.namespace} is kept")
+    cache.accounts.check()

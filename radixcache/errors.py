@@ -48,17 +48,25 @@ class OutOfBlocks(CacheError):
 
     needed     blocks that the call needs beside those it could share
     free       blocks free right now
-    evictable  cached blocks that could be evicted for this call
+    evictable  cached blocks that could be evicted for this call: not those of another
+               namespace's share
+    quota      the namespace's quota where its hard limit is what refuses the call, of which
+               `free` is left; else None
     """
 
-    def __init__(self, *, needed: int, free: int, evictable: int) -> None:
+    def __init__(
+        self, *, needed: int, free: int, evictable: int, quota: object | None = None
+    ) -> None:
+        have = f"{needed} blocks needed, but only {free} are free and {evictable} evictable"
         super().__init__(
-            f"{needed} blocks needed, but only {free} are free and {evictable} evictable: "
-            "release a lease or use a larger pool"
+            f"{have}: release a lease or use a larger pool"
+            if quota is None
+            else f"{have} within {quota}: release a lease of this namespace or raise its hard limit"
         )
         self.needed = needed
         self.free = free
         self.evictable = evictable
+        self.quota = quota
 
 
 class InvariantViolation(CacheError, AssertionError):

@@ -15,6 +15,9 @@ from radixcache.errors import InvariantViolation
 from radixcache.node import Node
 from radixcache.policy import EvictionPolicy, Rank
 
+Entry = tuple[Rank, int, Node]
+"""A leaf under its rank and id; ids break ties by age."""
+
 
 class EvictionIndex:
     """The evictable leaves in the policy's order; every operation O(log n)."""
@@ -23,8 +26,8 @@ class EvictionIndex:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
-        self._order: SortedList = SortedList()  # of the entries: ids break ties by age
-        self._entries: dict[int, tuple[Rank, int, Node]] = {}
+        self._order: SortedList = SortedList()
+        self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -35,6 +38,10 @@ class EvictionIndex:
     def __iter__(self) -> Iterator[Node]:
         """Iterate over the leaves, the next victim first."""
         return (node for _, _, node in self._order)
+
+    def entries(self) -> Iterator[Entry]:
+        """Iterate over the leaves under their ranks, the next victim first."""
+        return iter(self._order)
 
     def add(self, node: Node) -> None:
         """Enter a leaf under its present rank.  Raises InvariantViolation if it is in already."""
@@ -57,9 +64,9 @@ class EvictionIndex:
             self.remove(node)
             self.add(node)
 
-    def first(self) -> Node | None:
-        """Return the next victim, or None where nothing can be evicted."""
-        return self._order[0][2] if self._entries else None
+    def first(self) -> Entry | None:
+        """Return the next victim under its rank, or None where nothing can be evicted."""
+        return self._order[0] if self._entries else None
 
     def rank_of(self, node: Node) -> Rank:
         """Return the rank under which a leaf stands in the index."""

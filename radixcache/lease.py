@@ -16,6 +16,7 @@ import msgspec
 
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.node import Node
+from radixcache.retention import Retention
 from radixcache.tokens import TOKEN_BYTES, Packed, check_packed, pack_tokens
 
 
@@ -91,6 +92,7 @@ class Lease:
     num_committed  tokens whose blocks belong to the tree, whole blocks; the rest is private
     copy_owed      the copy that `num_cached` counts on, to be carried out before the next step
                    writes; None where the cache was left at the edge of a block
+    retentions     token ranges that are worth more than the rest
     """
 
     __slots__ = (
@@ -101,10 +103,18 @@ class Lease:
         "node",
         "num_cached",
         "num_committed",
+        "retentions",
         "tokens",
     )
 
-    def __init__(self, lease_id: int, namespace: Namespace, tokens: Packed, node: Node) -> None:
+    def __init__(
+        self,
+        lease_id: int,
+        namespace: Namespace,
+        tokens: Packed,
+        node: Node,
+        retentions: tuple[Retention, ...] = (),
+    ) -> None:
         self.lease_id = lease_id
         self.namespace = namespace
         self.tokens = bytearray(tokens)
@@ -112,6 +122,7 @@ class Lease:
         self.num_cached = 0
         self.copy_owed: BlockCopy | None = None
         self.num_committed = 0
+        self.retentions = retentions
         self.node = node  # where the committed part ends in the tree; pinned
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from sortedcontainers import SortedList
 
 from radixcache.namespace import Namespace
+from radixcache.retention import Retention
 from radixcache.tokens import TOKEN_BYTES, Packed
 
 FEW_CHILDREN = 8
@@ -50,6 +51,10 @@ class NodeFacts(Protocol):
     def num_tokens(self) -> int:
         """Tokens on the edge."""
 
+    @property
+    def priority(self) -> int:
+        """What a `Retention` made it worth, while that lasts; else 0."""
+
 
 class Node:
     """A run of tokens whose K/V is cached, behind its parent's.
@@ -66,6 +71,7 @@ class Node:
     created      logical time at which the first block of the edge was published
     num_hits     acquires that found it in the cache and ended here, or at an evicted child
     start        tokens of the prefix before the edge
+    retention    what the whole edge is worth to policies that ask; None: no more than others
     """
 
     __slots__ = (
@@ -80,6 +86,7 @@ class Node:
         "node_id",
         "num_hits",
         "parent",
+        "retention",
         "start",
     )
 
@@ -105,11 +112,22 @@ class Node:
         self.created = 0
         self.num_hits = 0
         self.start = start
+        self.retention: Retention | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens on the edge."""
         return len(self.edge) // TOKEN_BYTES
+
+    @property
+    def end(self) -> int:
+        """Tokens of the prefix up to here, the edge included."""
+        return self.start + len(self.edge) // TOKEN_BYTES
+
+    @property
+    def priority(self) -> int:
+        """What a retention made the edge worth, while that lasts; else 0."""
+        return self.retention.priority if self.retention else 0
 
     @property
     def is_leaf(self) -> bool:

@@ -17,9 +17,9 @@ Rank = Any
 class EvictionPolicy(Protocol):
     """Order of eviction: the evictable leaf with the lowest rank goes first.
 
-    by_recency  whether the rank is the last access alone.  A leaf that was hit then goes on
-                growing in place; under any other policy what grows behind a hit is a node of its
-                own, with facts of its own
+    by_recency  whether the rank of nodes of one priority is the last access alone.  A leaf that
+                was hit then goes on growing in place; under any other policy what grows behind a
+                hit is a node of its own, with facts of its own
     """
 
     by_recency: bool
@@ -113,6 +113,21 @@ class CostAware:
         return node.last_access + self.weight * cost
 
 
+class Priority:
+    """Lowest priority first (see `Retention`), another policy's order among equals.
+
+    within  that other policy, LRU unless given
+    """
+
+    def __init__(self, within: EvictionPolicy | None = None) -> None:
+        self.within = within or LRU()
+        self.by_recency = self.within.by_recency
+
+    def rank(self, node: NodeFacts) -> Rank:
+        """Return (priority, rank among equals)."""
+        return node.priority, self.within.rank(node)
+
+
 POLICIES: dict[str, type[EvictionPolicy]] = {
     "lru": LRU,
     "mru": MRU,
@@ -120,5 +135,6 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
     "lfu": LFU,
     "slru": SLRU,
     "cost": CostAware,
+    "priority": Priority,
 }
 """Policies by the name that settings give them."""

@@ -10,7 +10,6 @@ touched, so a damaged file can't leave half a tree behind.
 
 from __future__ import annotations
 
-from array import array
 from hashlib import sha256
 
 import msgspec
@@ -87,13 +86,14 @@ def load_tree(cache: RadixCache, manifest: bytes) -> dict[int, int]:
     nodes: list[Node] = []
     for saved in body.nodes:
         parent = nodes[saved.parent] if saved.parent >= 0 else cache.tree.root(saved.namespace)
-        block_ids = cache.pool.allocate(len(saved.block_ids))
+        account = cache.accounts.open(saved.namespace)
+        block_ids = cache.room.allocate(account, len(saved.block_ids))
         mapping.update(zip(saved.block_ids, block_ids, strict=True))
-        node = cache.tree.attach(parent, saved.edge, array("i", block_ids))
+        node = cache.tree.attach(parent, saved.edge, block_ids)
         node.last_access, node.created = saved.last_access, saved.created
         node.num_hits = saved.num_hits
         cache.pins.attached(node)
-        for observer in cache.observers:
+        for observer in cache.room.observers:
             observer.stored(node, len(block_ids))
         nodes.append(node)
     cache.advance_clock(max((saved.last_access for saved in body.nodes), default=0))

@@ -18,12 +18,14 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     num_evictable     blocks of the tree that nobody stands on
     num_nodes         nodes of the tree, over all namespaces
     num_leases        leases not released yet
+    num_holds         prefixes held by `retain`, neither released nor expired
     queries           times that a prompt was acquired, failures not counted
     query_tokens      tokens of those prompts
     hit_tokens        of those, tokens found in the cache
     published_blocks  blocks that the tree took over
     twin_blocks       blocks given up because another lease had published the same tokens first
-    evicted_blocks    cached blocks given up to make room
+    evicted_blocks    cached blocks given up, to make room or by `drop`
+    trims             times that a leaf lost its tail only
     out_of_blocks     calls refused because too few blocks were free or evictable
     """
 
@@ -34,17 +36,41 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     num_evictable: int
     num_nodes: int
     num_leases: int
+    num_holds: int
     queries: int
     query_tokens: int
     hit_tokens: int
     published_blocks: int
     twin_blocks: int
     evicted_blocks: int
+    trims: int
+    out_of_blocks: int
+
+
+class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One namespace in numbers; blocks and counts as in `CacheStats`.
+
+    soft_limit  blocks that others can't evict from it
+    hard_limit  blocks that it may own at most; None without limit
+    """
+
+    soft_limit: int
+    hard_limit: int | None
+    num_private: int
+    num_pinned: int
+    num_evictable: int
+    queries: int
+    query_tokens: int
+    hit_tokens: int
+    published_blocks: int
+    twin_blocks: int
+    evicted_blocks: int
+    trims: int
     out_of_blocks: int
 
 
 class Counters:
-    """The running counts behind `CacheStats`; the cache alone changes them."""
+    """The running counts behind the records; the cache alone changes them."""
 
     __slots__ = (
         "evicted_blocks",
@@ -53,6 +79,7 @@ class Counters:
         "published_blocks",
         "queries",
         "query_tokens",
+        "trims",
         "twin_blocks",
     )
 
@@ -63,4 +90,9 @@ class Counters:
         self.published_blocks = 0
         self.twin_blocks = 0
         self.evicted_blocks = 0
+        self.trims = 0
         self.out_of_blocks = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return each count under its name."""
+        return {name: getattr(self, name) for name in Counters.__slots__}

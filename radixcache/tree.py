@@ -86,25 +86,37 @@ class RadixTree:
         returns  block id and how many of its first tokens agree, fewer than a block; (-1, 0) where
                  none does
 
-        One comparison inside an edge; among children O(log n) steps, as neighbours in the order of
-        bytes share the longest beginning.
+        Costs what `nearest` does; nothing for blocks of one token.
         """
-        limit = min(end - found.num_tokens, self.block_size)
-        if limit <= 0 or self.block_size == 1:
+        if self.block_size == 1 or found.num_tokens >= end:
             return -1, 0
-        if found.inside < found.node.num_tokens:
-            node, offset = found.node, found.inside
-            block = offset // self.block_size
-            candidates = [(node.edge[offset * TOKEN_BYTES :], node.block_ids[block])]
-        else:
-            at = found.num_tokens * TOKEN_BYTES
-            wanted = bytes(tokens[at : at + limit * TOKEN_BYTES])
-            candidates = [(child.edge, child.block_ids[0]) for child in found.node.nearest(wanted)]
-        best = (-1, 0)
-        for edge, block_id in candidates:
-            same = common_prefix_len(tokens, found.num_tokens, edge, limit)
-            if same > best[1]:
-                best = (block_id, same)
+        node, block, same = self.nearest(found, tokens, end)
+        return (node.block_ids[block], same) if same else (-1, 0)
+
+    def nearest(self, found: Position, tokens: Packed, end: int) -> tuple[Node, int, int]:
+        """Find where in the tree most tokens agree beyond the whole blocks of a key.
+
+        found    where `find` stopped, its `num_tokens` counted from the key's begin
+        returns  the node, the index of the block within its edge, and how many of that block's
+                 first tokens agree, fewer than a block; where none does, `found`'s own node and
+                 place, which is one block past its edge if the key covers all of that
+
+        One comparison inside an edge; among children O(log n) steps, as neighbours in the order of
+        bytes share the longest beginning.  Changes nothing that can be seen (`Node.nearest` keeps
+        many children in order from the first time on).
+        """
+        node, at, inside = found.node, found.num_tokens, found.inside
+        best = (node, inside // self.block_size, 0)
+        limit = min(end - at, self.block_size)
+        if inside < node.num_tokens:
+            first = inside * TOKEN_BYTES
+            block = node.edge[first : first + limit * TOKEN_BYTES]
+            return node, best[1], common_prefix_len(tokens, at, block, limit)
+        wanted = bytes(tokens[at * TOKEN_BYTES : (at + limit) * TOKEN_BYTES])
+        for child in node.nearest(wanted):
+            same = common_prefix_len(tokens, at, child.edge, limit)
+            if same > best[2]:
+                best = (child, 0, same)
         return best
 
     def runs(self, node: Node, above: Node | None) -> list[array[int]]:

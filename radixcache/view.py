@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from radixcache.eviction import EvictionIndex
+from radixcache.accounts import Accounts
 from radixcache.namespace import Namespace
 from radixcache.node import Node
 from radixcache.tokens import unpack_tokens
@@ -26,7 +26,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     block_ids    blocks of the edge
     lock_ref     leases that end here + pinned children
     last_access  logical time of the last access here or below
-    evict_order  place among the evictable leaves, 0 goes first; None where it can't be evicted
+    priority     what a `Retention` made it worth, while that lasts; else 0
+    evict_order  place among the evictable leaves in the policy's order, 0 goes first but where
+                 quotas guard it; None where it can't be evicted
     """
 
     node_id: int
@@ -37,6 +39,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     block_ids: tuple[int, ...]
     lock_ref: int
     last_access: int
+    priority: int
     evict_order: int | None
 
 
@@ -47,9 +50,9 @@ class TreeView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeView, ...]
 
 
-def view_tree(tree: RadixTree, index: EvictionIndex) -> TreeView:
+def view_tree(tree: RadixTree, accounts: Accounts) -> TreeView:
     """Copy the tree into records; O(nodes + tokens)."""
-    order = {node.node_id: place for place, node in enumerate(index)}
+    order = {node.node_id: place for place, node in enumerate(accounts.leaves())}
     views: list[NodeView] = []
     latest: dict[int, int] = {}
     stack: list[tuple[Node, int | None, int]] = [
@@ -75,6 +78,7 @@ def view_tree(tree: RadixTree, index: EvictionIndex) -> TreeView:
                 block_ids=tuple(node.block_ids),
                 lock_ref=node.lock_ref,
                 last_access=latest[node.node_id],
+                priority=node.priority,
                 evict_order=order.get(node.node_id),
             )
         )

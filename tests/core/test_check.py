@@ -46,7 +46,7 @@ def rank_anew_behind_the_index(scene: Scene) -> None:
 
 
 def swap_two_entries_of_the_index(scene: Scene) -> None:
-    index = scene.pins.index
+    index = scene.cache.accounts.index
     (rank, one, first), (later, two, second) = list(index._order)
     index._order.clear()
     index._entries.update({one: (later, two, first), two: (rank, one, second)})
@@ -141,11 +141,11 @@ BREAKAGES: dict[str, tuple[str, Callable[[Scene], object]]] = {
         "I4",
         lambda s: s.tree.root(Namespace(salt="unused")),
     ),
-    "an idle leaf is not in the index": ("I5", lambda s: s.pins.index.remove(s.lower)),
-    "a pinned leaf is in the index": ("I5", lambda s: s.pins.index.add(s.leaf)),
+    "an idle leaf is not in the index": ("I5", lambda s: s.cache.accounts.index.remove(s.lower)),
+    "a pinned leaf is in the index": ("I5", lambda s: s.cache.accounts.index.add(s.leaf)),
     "an inner node is in the index in place of a leaf": (
         "I5",
-        lambda s: (s.pins.index.remove(s.lower), s.pins.index.add(s.upper)),
+        lambda s: (s.cache.accounts.index.remove(s.lower), s.cache.accounts.index.add(s.upper)),
     ),
     "a leaf is in the index under an old rank": ("I5", rank_anew_behind_the_index),
     "the index mixes up two leaves": ("I5", swap_two_entries_of_the_index),
@@ -165,7 +165,7 @@ BREAKAGES: dict[str, tuple[str, Callable[[Scene], object]]] = {
         lambda s: setattr(s.lease, "namespace", Namespace(salt="other")),
     ),
     "evictable blocks are counted wrong": ("I8", lambda s: setattr(s.pins, "num_evictable", 99)),
-    "pinned blocks are counted wrong": ("I8", lambda s: s.pins.extended(1)),
+    "pinned blocks are counted wrong": ("I8", lambda s: s.pins.extended(s.leaf, 1)),
     "nodes are counted wrong": ("I8", lambda s: setattr(s.tree, "num_nodes", 3)),
 }
 

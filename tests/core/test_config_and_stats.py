@@ -66,12 +66,14 @@ def test_stats_count_what_happened(make_cache):
         num_evictable=0,
         num_nodes=2,
         num_leases=1,
+        num_holds=0,
         queries=3,
         query_tokens=5 + 6 + 6,
         hit_tokens=4 + 4,
         published_blocks=2 + 1,
         twin_blocks=1,
         evicted_blocks=0,
+        trims=0,
         out_of_blocks=1,
     )
     cache.release(second)

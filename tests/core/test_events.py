@@ -385,7 +385,7 @@ def test_a_planted_bug_of_the_recorder_is_caught(name, monkeypatch):
 
 def test_the_check_of_a_recorder_finds_what_it_missed(cache, recorder):
     insert(cache, [1, 2])
-    cache.observers = ()
+    cache.room.observers = ()
     cache.evict(1)
     with pytest.raises(InvariantViolation, match="off the tree"):
         recorder.check(cache.tree)

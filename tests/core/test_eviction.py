@@ -192,9 +192,9 @@ def test_a_policy_of_the_caller_decides_the_order():
 
 def test_the_index_refuses_a_leaf_that_is_in_twice_or_not_at_all(cache):
     insert(cache, [1])
-    leaf = cache.pins.index.first()
+    leaf = cache.accounts.index.first()[2]
     with pytest.raises(InvariantViolation, match="twice"):
-        cache.pins.index.add(leaf)
+        cache.accounts.index.add(leaf)
     index = EvictionIndex(LRU())
     assert index.first() is None
     assert leaf not in index

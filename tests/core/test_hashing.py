@@ -187,7 +187,7 @@ def spoiled(table: ChainTable) -> RadixCache:
 
 def test_the_check_of_a_table_finds_a_node_that_is_gone(table):
     cache = spoiled(table)
-    cache.observers = ()
+    cache.room.observers = ()
     cache.evict(1)
     with pytest.raises(InvariantViolation, match=r"off the tree|not those"):
         table.check(cache.tree)

@@ -117,4 +117,4 @@ def test_a_deep_block_outlives_a_shallow_one_by_what_it_costs() -> None:
 
 
 def test_every_policy_has_a_name() -> None:
-    assert sorted(POLICIES) == ["cost", "fifo", "lfu", "lru", "mru", "slru"]
+    assert sorted(POLICIES) == ["cost", "fifo", "lfu", "lru", "mru", "priority", "slru"]

@@ -33,6 +33,7 @@ def test_the_public_names_are_these():
         *("AllBlocksCleared", "BlockHasher", "BlockRemoved", "BlockStored", "EventRecorder"),
         *("Evicted", "GhostMemory", "encode_batch"),
         *("FIFO", "LFU", "MRU", "POLICIES", "SLRU", "CostAware", "TreeObserver"),
+        *("Cause", "Explanation", "Hold", "NamespaceStats", "Priority", "Quota", "Retention"),
         *("InvalidSnapshot", "StaleEpoch", "dump_tree", "load_tree"),
     }
 

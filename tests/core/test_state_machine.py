@@ -81,14 +81,22 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(config=configs())
     def start(self, config: CacheConfig) -> None:
-        self.cache = RadixCache(config, policy=POLICIES[self.policy]())
-        self.reference = ReferenceCache(config, policy=self.policy)
+        self.cache = self.new_cache(config)
+        self.reference = self.new_reference(config)
         self.store = ContentOracle(num_blocks=config.num_blocks, block_size=config.block_size)
         self.running: list[Running] = []
         self.current: dict[Namespace, Namespace] = {}
         self.longest = max(3, config.num_blocks * config.block_size * 2 // 5)
         self.has_reference = "reference" in self.eyes
         self.past: list[tuple[Namespace, tuple[int, ...]]] = [(DEFAULT_NAMESPACE, FIRST_PROMPT)]
+
+    def new_cache(self, config: CacheConfig) -> RadixCache:
+        """The cache that this machine plays with."""
+        return RadixCache(config, policy=POLICIES[self.policy]())
+
+    def new_reference(self, config: CacheConfig) -> ReferenceCache:
+        """The reference that foretells it."""
+        return ReferenceCache(config, policy=self.policy)
 
     def both(self, call: Callable[[], Any], foretell: Callable[[], Any]) -> tuple[Any, Any]:
         """Call the cache, and the reference if that eye is open; refusals must be the same."""
@@ -105,8 +113,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def begin(self, namespace: Namespace, tokens: tuple[int, ...]) -> Running | None:
         lease, twin = self.both(
-            lambda: self.cache.acquire(PrefixKey.of(list(tokens), namespace)),
-            lambda: self.reference.acquire(namespace, list(tokens)),
+            lambda: self.acquire_from(self.cache, PrefixKey.of(list(tokens), namespace)),
+            lambda: self.acquire_from(self.reference, namespace, list(tokens)),
         )
         if isinstance(lease, Refused):
             self.everything_holds()
@@ -116,6 +124,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.store.owe([lease.copy_owed] if lease.copy_owed else [])
         self.running.append(Running(lease, twin, lease.num_cached))
         return self.running[-1]
+
+    def acquire_from(self, cache: Any, *prompt: Any) -> Any:
+        """How this machine asks for a prompt."""
+        return cache.acquire(*prompt)
 
     def grow(self, sequence: Running, tokens: tuple[int, ...]) -> None:
         lease = sequence.lease
@@ -291,7 +303,8 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence in list(self.running):
             self.end(sequence)
         stats = self.cache.stats()
-        assert stats.num_free + stats.num_evictable == stats.num_blocks
+        held = stats.num_pinned if stats.num_holds else 0
+        assert stats.num_free + stats.num_evictable + held == stats.num_blocks
 
     @rule(num_blocks=st.sampled_from((1, 2, 3, 1, 2, 3, 5, 99)))
     def evict(self, num_blocks: int) -> None:
@@ -308,7 +321,7 @@ class CacheMachine(RuleBasedStateMachine):
         new = self.cache.raise_epoch(old)
         assert new.epoch == old.epoch + 1
         self.current[structs.replace(old, epoch=0)] = new
-        self.reference.raised.add(old)
+        self.reference.raise_epoch(old, new)
         if is_dropped:
             freed, expected = self.cache.drop(old), self.reference.drop(old)
             assert not self.has_reference or freed == expected

@@ -15,9 +15,12 @@ from typing import NamedTuple
 import pytest
 
 from radixcache.cache import RadixCache
+from radixcache.epochs import Epochs
 from radixcache.pins import Pins
 from radixcache.policy import LRU
 from radixcache.pool import BlockPool
+from radixcache.publishing import Publisher
+from radixcache.room import Room
 from radixcache.tree import RadixTree
 
 
@@ -71,7 +74,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a pinned leaf stays in the eviction index",
         (Pins, "lock"),
-        edit=("self.index.remove(node)", "pass"),
+        edit=("account.index.remove(node)", "pass"),
         seen_by="check reference content",
     ),
     PlantedBug(
@@ -95,19 +98,22 @@ PLANTED_BUGS = (
     PlantedBug(
         "a refused acquire keeps its pin",
         (RadixCache, "acquire"),
-        edit=("    self._unlock(node)\n", "    pass\n"),
+        edit=("    self.room.unlock(node)\n", "    pass\n"),
         seen_by="check reference",
     ),
     PlantedBug(
         "commit keeps the pin on the node it left",
-        (RadixCache, "commit"),
-        edit=("self._unlock(lease.node)", "pass"),
+        (Publisher, "commit"),
+        edit=("self._room.unlock(lease.node)", "pass"),
         seen_by="check reference content",
     ),
     PlantedBug(
         "release forgets the private blocks",
         (RadixCache, "release"),
-        edit=("self.pool.release(self._private(lease))", "pass"),
+        edit=(
+            "self.room.free(self.accounts.by_namespace[lease.namespace], self._private(lease))",
+            "pass",
+        ),
         seen_by="check reference content",
     ),
     PlantedBug(
@@ -126,8 +132,9 @@ PLANTED_BUGS = (
         "a refused append keeps the blocks it took first",
         (RadixCache, "append"),
         edit=(
-            "fresh = self._allocate(needed + shared)",
-            "fresh = self._allocate(min(1, needed)) + self._allocate(max(0, needed - 1) + shared)",
+            "fresh = self.room.allocate(account, needed + shared)",
+            "fresh = self.room.allocate(account, min(1, needed)) "
+            "+ self.room.allocate(account, max(0, needed - 1) + shared)",
         ),
         seen_by="check reference content",
     ),
@@ -140,7 +147,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "truncate keeps the blocks",
         (RadixCache, "truncate"),
-        edit=("self.pool.release(lease.block_table[keep:])", "pass"),
+        edit=("self.room.free(account, lease.block_table[keep:])", "pass"),
         seen_by="check reference content",
     ),
     PlantedBug(
@@ -182,36 +189,36 @@ PLANTED_BUGS = (
     PlantedBug(
         "the head of a block is copied one token too long",
         (RadixTree, "find_partial"),
-        edit=("best = (block_id, same)", "best = (block_id, min(same + 1, limit))"),
+        edit=("[block], same)", "[block], min(same + 1, end - found.num_tokens))"),
         seen_by="reference content",
     ),
     PlantedBug(
         "the head of a block is taken from the beginning of its edge",
-        (RadixTree, "find_partial"),
-        edit=("node.edge[offset * TOKEN_BYTES :]", "node.edge[:]"),
+        (RadixTree, "nearest"),
+        edit=("first = inside * TOKEN_BYTES", "first = 0"),
         seen_by="reference content",
     ),
     PlantedBug(
         "only the first child is asked for the head of a block",
-        (RadixTree, "find_partial"),
-        edit=("found.node.nearest(wanted)]", "found.node.nearest(wanted)[:1]]"),
+        (RadixTree, "nearest"),
+        edit=("node.nearest(wanted):", "node.nearest(wanted)[:1]:"),
         seen_by="reference",
     ),
     PlantedBug(
         "a raised epoch is still found",
-        (RadixCache, "_is_stale"),
+        (Epochs, "is_stale"),
         edit=("namespace.epoch < ", "namespace.epoch > "),
         seen_by="check reference content",
     ),
     PlantedBug(
         "a live lease publishes into an epoch that was raised",
         (RadixCache, "commit"),
-        edit=("or self._is_stale(lease.namespace)", ""),
+        edit=("or self.epochs.is_stale(lease.namespace)", ""),
         seen_by="reference",
     ),
     PlantedBug(
         "drop gives up what a lease stands on",
-        (RadixCache, "drop"),
+        (Room, "drop"),
         edit=("if node is not root and not node.lock_ref", "if node is not root"),
         seen_by="check reference content",
     ),
@@ -223,32 +230,32 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a twin is freed, but the block table still names it",
-        (RadixCache, "_remap"),
+        (Publisher, "_remap"),
         edit=("lease.block_table[first:last] = theirs", "pass"),
         seen_by="check reference content",
     ),
     PlantedBug(
         "a twin is mapped away, but never freed",
-        (RadixCache, "_remap"),
-        edit=("self.pool.release(own)", "pass"),
+        (Publisher, "_remap"),
+        edit=("self._room.free(account, own)", "pass"),
         seen_by="check reference content",
     ),
     PlantedBug(
         "a twin is neither mapped away nor freed",
-        (RadixCache, "_remap"),
-        edit=("self.pool.release(own)\n    lease.block_table[first:last] = theirs", "pass"),
+        (Publisher, "_remap"),
+        edit=("self._room.free(account, own)\n    lease.block_table[first:last] = theirs", "pass"),
         seen_by="check reference",
     ),
     PlantedBug(
         "an edge grows in place under another lease",
-        (RadixCache, "_publish"),
-        edit=("and node.lock_ref == 1", "and node.lock_ref"),
+        (Publisher, "_grows"),
+        edit=("node.lock_ref != 1", "not node.lock_ref"),
         seen_by="check reference content",
     ),
     PlantedBug(
         "an edge grows in place above its children",
-        (RadixCache, "_publish"),
-        edit=("and node.is_leaf", "and node.parent"),
+        (Publisher, "_grows"),
+        edit=("not node.is_leaf", "not node.parent"),
         seen_by="reference content",
     ),
     PlantedBug(
@@ -271,7 +278,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "match looks into whichever namespace came first",
-        (RadixCache, "match"),
+        (RadixCache, "_find"),
         edit=("self.tree.roots.get(key.namespace)", "next(iter(self.tree.roots.values()), None)"),
         seen_by="reference content",
     ),
@@ -307,17 +314,17 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "eviction counts blocks that a lease still holds as freed",
-        (RadixCache, "_give_up"),
+        (Room, "give_up"),
         edit=(
-            "return self.pool.release(evicted)",
-            "return bool(self.pool.release(evicted) + 1) * len(evicted)",
+            "freed = self.free(account, evicted)",
+            "freed = bool(self.free(account, evicted) + 1) * len(evicted)",
         ),
         seen_by="reference",
     ),
     PlantedBug(
         "room for a few blocks is made by evicting many",
-        (RadixCache, "_allocate"),
-        edit=("self.evict(count - self.pool.num_free)", "self.evict(count)"),
+        (Room, "allocate"),
+        edit=("self.evict(count - self.pool.num_free, account)", "self.evict(count, account)"),
         seen_by="reference",
     ),
     PlantedBug(
@@ -334,7 +341,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a parent does not inherit the recency of its last child",
-        (RadixCache, "_give_up"),
+        (Room, "give_up"),
         edit=("max(parent.last_access, leaf.last_access)", "parent.last_access"),
         seen_by="",
         test="tests.core.test_eviction:"
@@ -342,10 +349,10 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a parent inherits after it was ranked",
-        (RadixCache, "_give_up"),
+        (Room, "give_up"),
         edit=(
-            "parent.num_hits += leaf.num_hits\n        self.pins.removed(leaf, parent)",
-            "self.pins.removed(leaf, parent)\n"
+            "self.deadlines.forget(leaf)\n        self.pins.removed(leaf, parent)",
+            "self.deadlines.forget(leaf)\n        self.pins.removed(leaf, parent)\n"
             "        parent.last_access = max(parent.last_access + 1, leaf.last_access)",
         ),
         seen_by="check",
@@ -353,7 +360,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "an acquired prefix does not count as used",
         (RadixCache, "acquire"),
-        edit=("self._touch(node)", "pass"),
+        edit=("node.last_access = self._clock", "pass"),
         seen_by="reference",
     ),
 )

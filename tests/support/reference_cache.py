@@ -9,13 +9,14 @@ at each question.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 from msgspec import structs
 
-from radixcache import CacheConfig, Lease, Namespace, RadixCache, unpack_tokens
+from radixcache import CacheConfig, Lease, Namespace, Quota, RadixCache, unpack_tokens
 
 Prefix = tuple[Namespace, tuple[int, ...]]
 
@@ -64,7 +65,9 @@ class ReferenceCache:
         self.num_hits: dict[Prefix, int] = {}
         self.raised: set[Namespace] = set()
         self.leases: list[ReferenceLease] = []
+        self.quotas: dict[Namespace, Quota] = {}
         self.counts = dict.fromkeys(COUNTED, 0)
+        self.counts_of: dict[Namespace, dict[str, int]] = {}
         self._now = 0
         self._names = count()
 
@@ -104,6 +107,36 @@ class ReferenceCache:
         continued = {(namespace, tokens[:-size]) for namespace, tokens in self.cached}
         return sorted(self.evictable() - continued, key=self.rank)
 
+    def victim(self, asking: Namespace | None) -> Prefix | None:
+        """The first victim that a request of a namespace, or of nobody, may take."""
+        return next((p for p in self.victims() if p[0] == asking or self.over(p[0]) > 0), None)
+
+    def owned(self, namespace: Namespace) -> int:
+        """Blocks that the prefixes and leases of a namespace name."""
+        names = {block for prefix, block in self.cached.items() if prefix[0] == namespace}
+        mine = (lease.blocks for lease in self.leases if lease.namespace == namespace)
+        return len(names.union(*mine))
+
+    def over(self, namespace: Namespace) -> int:
+        """Blocks that a namespace owns beyond its share."""
+        quota = self.quotas.get(namespace)
+        return self.owned(namespace) - (quota.soft_limit if quota else 0)
+
+    def left(self, namespace: Namespace) -> int | None:
+        """Blocks that it may own beside; None without limit."""
+        quota = self.quotas.get(namespace)
+        if quota is None or quota.hard_limit is None:
+            return None
+        return quota.hard_limit - self.owned(namespace)
+
+    def num_evictable_by(self, asking: Namespace | None) -> int:
+        """How many blocks a request of a namespace may evict in all."""
+        evictable = Counter(namespace for namespace, _ in self.evictable())
+        return sum(
+            count if namespace == asking else min(count, max(0, self.over(namespace)))
+            for namespace, count in evictable.items()
+        )
+
     def rank(self, prefix: Prefix) -> Any:
         """What the policy orders by: the lowest goes first."""
         used_at, hits = self.used_at[prefix], self.num_hits[prefix]
@@ -138,14 +171,15 @@ class ReferenceCache:
         lease.num_cached = self.agreed(namespace, tokens[:-1])
         self.leases.append(lease)  # it pins what it was given while room is made for the rest
         try:
-            lease.blocks += self._take(self._num_blocks(len(tokens)) - len(hits))
+            lease.blocks += self._take(self._num_blocks(len(tokens)) - len(hits), namespace)
         except NoRoom:
             self.leases.remove(lease)
+            self._forget(namespace)
             raise
         self._use(hits)
         for prefix in hits:
             self.num_hits[prefix] += 1
-        self._count(queries=1, query_tokens=len(tokens), hit_tokens=lease.num_cached)
+        self._count(namespace, queries=1, query_tokens=len(tokens), hit_tokens=lease.num_cached)
         return lease
 
     def append(self, lease: ReferenceLease, tokens: list[int]) -> list[int]:
@@ -153,7 +187,7 @@ class ReferenceCache:
         filled = len(lease.tokens) % self.config.block_size
         is_copied = bool(filled and tokens) and self.is_shared(lease.blocks[-1])
         needed = self._num_blocks(len(lease.tokens) + len(tokens)) - len(lease.blocks)
-        fresh = self._take(needed + is_copied)
+        fresh = self._take(needed + is_copied, lease.namespace)
         if is_copied:
             lease.blocks[-1] = fresh.pop()
         lease.blocks += fresh
@@ -178,7 +212,7 @@ class ReferenceCache:
                 self.num_hits[prefixes[i]] = 0
         lease.num_committed = len(prefixes) * self.config.block_size
         self._use(prefixes)
-        self._count(published_blocks=published, twin_blocks=twins)
+        self._count(lease.namespace, published_blocks=published, twin_blocks=twins)
         return published, twins
 
     def truncate(self, lease: ReferenceLease, num_tokens: int) -> None:
@@ -196,34 +230,78 @@ class ReferenceCache:
     def release(self, lease: ReferenceLease) -> None:
         """Forget a lease."""
         self.leases.remove(lease)
+        self._forget(lease.namespace)
 
-    def evict(self, num_blocks: int) -> int:
+    def evict(self, num_blocks: int, asking: Namespace | None = None) -> int:
         """Drop one prefix after another until so many blocks are free; return how many came."""
-        before, victims = self.num_free(), self.victims()
-        while victims and self.num_free() - before < num_blocks:
-            for table in (self.cached, self.used_at, self.num_hits):
-                del table[victims[0]]
-            self._count(evicted_blocks=1)
-            victims = self.victims()
+        before = self.num_free()
+        while self.num_free() - before < num_blocks and (victim := self.victim(asking)):
+            self._give_up(victim)
         return self.num_free() - before
+
+    def set_quota(self, namespace: Namespace, quota: Quota | None) -> int:
+        """Note a quota, and drop prefixes until its hard limit holds."""
+        before = self.num_free()
+        self.quotas.pop(namespace, None)
+        if quota not in (None, Quota()):
+            self.quotas[namespace] = quota
+            self._keep_within_limit(namespace, 0)
+        self._forget(namespace)
+        return self.num_free() - before
+
+    def raise_epoch(self, old: Namespace, new: Namespace) -> None:
+        """Nothing of the old is found any more; its quota is the new one's."""
+        self.raised.add(old)
+        if old in self.quotas:
+            self.quotas[new] = self.quotas.pop(old)
+        self._forget(old)
 
     def drop(self, namespace: Namespace) -> int:
         """Drop every prefix of a namespace that no lease stands on; return how many came free."""
         before = self.num_free()
         for prefix in [p for p in self.evictable() if p[0] == namespace]:
-            for table in (self.cached, self.used_at, self.num_hits):
-                del table[prefix]
-            self._count(evicted_blocks=1)
+            self._give_up(prefix)
         return self.num_free() - before
 
-    def _take(self, needed: int) -> list[int]:
-        for evictable in (len(self.evictable()), 0):
-            free = self.num_free()
+    def _take(self, needed: int, namespace: Namespace) -> list[int]:
+        for is_first_look in (True, False) if needed else ():
+            free, left = self.num_free(), self.left(namespace)
+            evictable = self.num_evictable_by(namespace) if is_first_look else 0
+            own = [p for p in self.evictable() if p[0] == namespace] if is_first_look else []
             if needed > free + evictable:
-                self._count(out_of_blocks=1)
+                self._count(namespace, out_of_blocks=1)
                 raise NoRoom(needed, free, evictable)
-            self.evict(needed - free)
+            if left is not None and needed > left + len(own):
+                self._count(namespace, out_of_blocks=1)
+                raise NoRoom(needed, max(0, left), max(0, len(own) + min(0, left)))
+            if is_first_look:
+                self._keep_within_limit(namespace, needed)
+                self.evict(needed - self.num_free(), namespace)
         return [next(self._names) for _ in range(needed)]
+
+    def _keep_within_limit(self, namespace: Namespace, needed: int) -> None:
+        """Drop the namespace's own prefixes until its limit allows for so many blocks more."""
+        while (left := self.left(namespace)) is not None and left < needed:
+            own = [prefix for prefix in self.victims() if prefix[0] == namespace]
+            if not own:
+                return
+            self._give_up(own[0])
+
+    def _give_up(self, prefix: Prefix) -> None:
+        for table in (self.cached, self.used_at, self.num_hits):
+            del table[prefix]
+        self._count(prefix[0], evicted_blocks=1)
+        self._forget(prefix[0])
+
+    def _forget(self, namespace: Namespace) -> None:
+        """Of a namespace that owns nothing, and has no quota, the counts are forgotten."""
+        if not self.has_something(namespace):
+            self.counts_of.pop(namespace, None)
+
+    def has_something(self, namespace: Namespace) -> bool:
+        """True where the namespace has a quota, a lease or a cached prefix."""
+        spaces = {prefix[0] for prefix in self.cached} | {lease.namespace for lease in self.leases}
+        return namespace in spaces | self.quotas.keys()
 
     def _num_blocks(self, num_tokens: int) -> int:
         return (num_tokens + self.config.block_size - 1) // self.config.block_size
@@ -232,9 +310,11 @@ class ReferenceCache:
         self._now += 1
         self.used_at.update(dict.fromkeys(prefixes, self._now))
 
-    def _count(self, **amounts: int) -> None:
+    def _count(self, namespace: Namespace, **amounts: int) -> None:
+        own = self.counts_of.setdefault(namespace, dict.fromkeys(COUNTED, 0))
         for name, amount in amounts.items():
             self.counts[name] += amount
+            own[name] += amount
 
     # Comparing.
 
@@ -248,14 +328,36 @@ class ReferenceCache:
             "num_pinned": pinned,
             "num_evictable": evictable,
             "num_leases": len(self.leases),
+            "num_holds": 0,
             **self.counts,
+        }
+
+    def record_of(self, namespace: Namespace) -> dict[str, int | None]:
+        """What `NamespaceStats` must say."""
+        quota = self.quotas.get(namespace, Quota())
+        pinned = sum(prefix[0] == namespace for prefix in self.pinned())
+        evictable = sum(prefix[0] == namespace for prefix in self.evictable())
+        return {
+            "soft_limit": quota.soft_limit,
+            "hard_limit": quota.hard_limit,
+            "num_private": self.owned(namespace) - pinned - evictable,
+            "num_pinned": pinned,
+            "num_evictable": evictable,
+            **self.counts_of.get(namespace, dict.fromkeys(COUNTED, 0)),
         }
 
     def compare(self, cache: RadixCache, pairs: list[tuple[Lease, ReferenceLease]]) -> None:
         """Raise Disagreement unless `cache`, and each lease with its counterpart, are as here."""
         blocks, victims = _cached_blocks(cache)
-        num_nodes = len(cache.view().nodes)
-        _agree("stats", structs.asdict(cache.stats()), self.record() | {"num_nodes": num_nodes})
+        stats, spaces = structs.asdict(cache.stats()), cache.namespaces()
+        unknown = {"num_nodes": len(cache.view().nodes), "trims": stats["trims"]}
+        _agree("stats", stats, self.record() | unknown)
+        known = {space for space in (*spaces, *self.counts_of) if self.has_something(space)}
+        _agree("namespaces", spaces.keys(), known | self.quotas.keys())
+        for space, numbers in spaces.items():
+            expected = self.record_of(space) | {"trims": numbers.trims}
+            _agree(f"stats of {space}", structs.asdict(numbers), expected)
+        _agree("trims", sum(numbers.trims for numbers in spaces.values()) <= stats["trims"], True)
         _agree("cached prefixes", blocks.keys(), self.cached.keys())
         _agree("order of eviction", victims, self.victims())
         same = {(block, self.cached[prefix]) for prefix, block in blocks.items()}

@@ -1,0 +1,88 @@
+"""What is kept beyond its turn: prefixes held for a time, and token ranges worth more than others.
+
+Owns: what a hold or a priority does to the tree, and what its end does.  Does not know: leases'
+blocks, or when time passes; deadlines say what is due.
+Idea: a hold is a pin that ends of itself, and a priority is a fact of whole nodes, so that eviction
+needs to know of neither.
+"""
+
+from __future__ import annotations
+
+from radixcache.deadlines import Deadlines, Hold
+from radixcache.errors import InvalidLease
+from radixcache.lease import Lease
+from radixcache.node import Node
+from radixcache.publishing import Publisher
+from radixcache.retention import Retention
+from radixcache.room import Room
+
+
+class Keeper:
+    """Holds and priorities on the nodes of a tree."""
+
+    __slots__ = ("_deadlines", "_publisher", "_room")
+
+    def __init__(self, room: Room, publisher: Publisher, deadlines: Deadlines) -> None:
+        self._room = room
+        self._publisher = publisher
+        self._deadlines = deadlines
+
+    def hold(self, hold: Hold, until: float) -> None:
+        """Pin the node of a new hold until a time."""
+        self._room.pins.lock(hold.node)
+        self._deadlines.hold(hold, until)
+
+    def end_hold(self, hold: Hold) -> None:
+        """Unpin a hold's node; nothing if that was done.  Raises InvalidLease for a foreign one."""
+        if hold.has_ended:
+            return
+        if self._deadlines.holds.get(hold.hold_id) is not hold:
+            raise InvalidLease(f"{hold!r} belongs to another cache")
+        self._deadlines.end(hold)
+        self._room.unlock(hold.node)
+
+    def expire(self) -> None:
+        """End what is due."""
+        for ended in self._deadlines.due():
+            if isinstance(ended, Hold):
+                self.end_hold(ended)
+            elif ended.lock_ref:
+                self._deadlines.refresh(ended)  # in use: its time has not begun
+            else:
+                self._deadlines.forget(ended)
+                self._room.pins.reranked(ended)
+
+    def refresh(self, node: Node) -> None:
+        """Let the time of each priority on the way down to a node begin anew; O(depth)."""
+        current: Node | None = node if self._deadlines.num_retained else None
+        while current is not None:
+            if current.retention is not None:
+                self._deadlines.refresh(current)
+            current = current.parent
+
+    def retain(self, lease: Lease, start: int, end: int) -> None:
+        """Give the nodes of tokens `start … end` of a lease's path what its ranges are worth.
+
+        What is worth as much or more already stays as it is.  O(nodes passed) for each range.
+        """
+        for retention in lease.retentions:
+            reach = retention.overlap(self._room.tree.block_size, start, end)
+            node: Node | None = lease.node if reach else None
+            while reach and node is not None and node.end > reach[0]:
+                node = self._retain(node, retention, *reach).parent
+
+    def _retain(self, node: Node, retention: Retention, first: int, last: int) -> Node:
+        """Mark what of one edge lies in `first … last`; return the uppermost node of that edge."""
+        if node.start >= last or node.parent is None:
+            return node
+        if node.retention is not None and node.retention.strength >= retention.strength:
+            if node.retention.strength == retention.strength:
+                self._deadlines.refresh(node)
+            return node
+        marked = self._publisher.upper(node, min(last, node.end) - node.start)
+        above = marked
+        if marked.start < first:
+            above = self._publisher.upper(marked, first - marked.start)
+        self._deadlines.retain(marked, retention)
+        self._room.pins.reranked(marked)
+        return above
