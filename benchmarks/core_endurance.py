@@ -1,58 +1,21 @@
-"""What bench_core.py measures over long runs: memory a node, memory over time, a trace.
+"""What bench_core.py measures over a long run: does memory grow?  Ours alone.
 
-Owns: how memory is read.  Does not know: which cache it is, but for the soak, which is ours alone.
+Owns: the random operations.  Does not know: how memory is read.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import gzip
-import json
 import random
-import statistics
 import sys
 import time
-import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from core_ours import Ours
-from core_workloads import VOCABULARY, Leaves, serve, token_ids
+from core_replay import memory_bytes
+from core_workloads import VOCABULARY, token_ids
 
 now = time.perf_counter
-
-
-class Memory:
-    """Bytes a cached node costs, everything counted that building and filling a cache takes."""
-
-    def __init__(self, cache: Any, *, block_size: int, leaves: int) -> None:
-        self.result: dict[str, float] = {}
-        cache.build(block_size, 16)  # imports
-        if cache.name.startswith(Ours.name):
-            tracemalloc.start()
-            Leaves(cache, block_size=block_size, leaves=leaves)
-            gc.collect()
-            traced = tracemalloc.get_traced_memory()[0]
-            tracemalloc.stop()
-            self.result["traced_beside_tokens_bytes"] = traced / leaves - block_size * 4
-            cache.build(block_size, 16)
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        before = memory_bytes("VmRSS")
-        Leaves(cache, block_size=block_size, leaves=leaves)
-        gc.collect()
-        self.result["bytes"] = (memory_bytes("VmRSS") - before) / leaves
-
-    def sample(self) -> dict[str, float]:
-        return self.result
-
-
-def memory_bytes(field: str) -> int:
-    """Return a size that the kernel keeps of this process, such as VmRSS."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0]) * 1024
 
 
 class Soak:
@@ -128,31 +91,3 @@ class Soak:
 def token_bytes(source: random.Random, count: int) -> bytes:
     """Return `count` packed random ids."""
     return b"".join(source.randrange(VOCABULARY).to_bytes(4, "little") for _ in range(count))
-
-
-class Trace:
-    """Requests of a trace, prompts only, in a pool of `num_blocks` times 512 tokens."""
-
-    def __init__(self, cache: Any, *, path: str, block_size: int, num_blocks: int) -> None:
-        with gzip.open(path, "rt") as lines:
-            requests = [json.loads(line) for line in lines]
-        self.prompts = [(r["hash_ids"], r["input_length"]) for r in requests]
-        self.cache, self.block_size, self.num_blocks = cache, block_size, num_blocks
-
-    def sample(self) -> dict[str, float]:
-        cache, offsets = self.cache, np.arange(512, dtype=np.int32)
-        cache.build(self.block_size, 16)  # lets go of the one before, or two would be counted
-        gc.collect()
-        cache.build(self.block_size, self.num_blocks * 512 // self.block_size)
-        took: list[float] = []
-        for hashes, length in self.prompts:
-            ids = (np.array(hashes, np.int32)[:, None] * 512 + offsets).reshape(-1)[:length]
-            run = cache.run_of(ids)
-            began = now()
-            serve(cache, run)
-            took.append(now() - began)
-        return {
-            "us": statistics.fmean(took) * 1e6,
-            "requests_per_s": len(took) / sum(took),
-            "peak_bytes": memory_bytes("VmHWM"),
-        }

@@ -1,7 +1,8 @@
 """radixcache behind the verbs that bench_core.py measures.
 
 build      an empty cache                  begin    pin what is cached, take blocks for the rest
-run_of     ids as a request keeps them     publish  all tokens are computed
+found      tokens it found; in whole blocks publish  its tokens, or the first `end`, are computed
+run_of     ids as a request keeps them
 head       the first of such a run         extend   more tokens of the same request
 key        what `match` takes              end      publish what is not yet, and let go
 match      look up; tokens found           evict    give up blocks, the oldest first
@@ -17,6 +18,7 @@ class Ours:
 
     name = "radixcache"
     by_turns = True
+    token_bytes = 4
 
     def build(self, block_size: int, num_blocks: int, policy: str = "lru") -> None:
         import radixcache
@@ -26,6 +28,8 @@ class Ours:
             radixcache.CacheConfig(num_blocks=num_blocks, block_size=block_size),
             policy=policies[policy](),
         )
+        if hasattr(self.cache, "match_len"):
+            self.match_len = lambda key: self.cache.match_len(key)
         self.new_key, self.namespace = radixcache.PrefixKey, radixcache.DEFAULT_NAMESPACE
 
     def run_of(self, ids: Any) -> Any:
@@ -46,8 +50,11 @@ class Ours:
     def begin(self, run: Any) -> Any:
         return self.cache.acquire(self.new_key(self.namespace, run))
 
-    def publish(self, lease: Any) -> None:
-        self.cache.commit(lease, lease.num_tokens)
+    def found(self, lease: Any) -> tuple[int, int]:
+        return lease.num_cached, lease.num_committed
+
+    def publish(self, lease: Any, end: int | None = None) -> None:
+        self.cache.commit(lease, lease.num_tokens if end is None else end)
 
     def extend(self, lease: Any, run: Any) -> None:
         self.cache.append(lease, run)

@@ -57,8 +57,9 @@ def forked(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 class Memory:
     """Bytes a cached node costs, everything counted that building and filling a cache takes.
 
-    bytes   growth of resident memory; traced  of what Python's allocators gave, which sees neither
-            Rust's nor torch's; beside_tokens  without the ids themselves, as wide as each keeps them
+    bytes          growth of resident memory
+    beside_tokens  the same without the token ids, as wide as each cache keeps them
+    traced         growth of what Python's allocators gave; neither Rust's nor torch's is in
     """
 
     def __init__(self, cache: Any, *, block_size: int, leaves: int) -> None:
@@ -141,7 +142,8 @@ class Replay:
         return {"traced_peak_bytes": tracemalloc.get_traced_memory()[1]}
 
     def replay(self) -> dict[str, float]:
-        cache, took, operations, asked, found, whole = self.cache, 0.0, 0, 0, 0, 0
+        cache, took, collecting, operations = self.cache, 0.0, 0.0, 0
+        asked = found = whole = 0
         gc.freeze()  # the imports, as servers do
         gc.enable()
         before = peak = memory_bytes("RssAnon")
@@ -163,13 +165,13 @@ class Replay:
             took += now() - began
             operations += 3 + len(ends) + bool(len(answer))
             asked, found, whole = asked + len(prompt), found + cached, whole + in_blocks
-            self.in_calls = getattr(self, "in_calls", 0.0) + pauses.seconds - collected
+            collecting += pauses.seconds - collected
             if place % 16 == 0:
                 peak = max(peak, memory_bytes("RssAnon"))
         peak = max(peak, memory_bytes("RssAnon"))
         return {
             "us": took / len(self.stream) * 1e6,
-            "collector_us": self.in_calls / len(self.stream) * 1e6,
+            "collector_us": collecting / len(self.stream) * 1e6,
             "requests_per_s": len(self.stream) / took,
             "operations_per_s": operations / took,
             "prompt_tokens": asked,

@@ -68,7 +68,20 @@ def tables(results: list[Result], names: list[str]) -> str:
     parts = [operations(others, names)] if others else []
     parts += [flatness(others)] if any(r["row"] == "evict" for r in others) else []
     parts += [replays(traces, [name for name in names if name != "floor"])] if traces else []
-    return "\n\n".join(parts)
+    parts += ["\n".join(failures(results))]
+    return "\n\n".join(filter(None, parts))
+
+
+def failures(results: list[Result]) -> list[str]:
+    """Return a line for each error that kept an implementation out of a row."""
+    return sorted(
+        {
+            f"{name} failed in {result['row']}: {summary['error']}"
+            for result in results
+            for name, summary in result["implementations"].items()
+            if "error" in summary
+        }
+    )
 
 
 def head(first: str, columns: list[str]) -> list[str]:
@@ -135,10 +148,4 @@ def replays(results: list[Result], names: list[str]) -> str:
             if field not in ("us", "peak_bytes"):
                 texts[-1] = "–"
             lines.append(f"| {label}: {called} | " + " | ".join(texts) + " |")
-        errors = {
-            name: summary["error"]
-            for name, summary in result["implementations"].items()
-            if "error" in summary
-        }
-        lines += [f"| {label}: {name} failed | {error} |" for name, error in errors.items()]
     return "\n".join(lines)

@@ -21,6 +21,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Texts:
         """Return the tokens that a cache without bounds would hold in the end."""
         runs = sorted(joined(*request).astype(">i4").tobytes() for request in self.requests)
         total = len(runs[0]) // 4
-        for left, right in zip(runs, runs[1:], strict=False):
+        for left, right in pairwise(runs):
             size = min(len(left), len(right)) // 4
             a, b = (np.frombuffer(run, ">i4", size) for run in (left, right))
             differs = a != b

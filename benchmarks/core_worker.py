@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from core_endurance import Memory, Soak, Trace
+from core_endurance import Soak
 from core_ours import Ours
+from core_replay import Memory, Replay
 from core_workloads import Chat, Cycle, Evict, Floor, Full, Lookup, Match
 
 HERE = Path(__file__).resolve().parent
@@ -27,7 +28,7 @@ WORKLOADS: dict[str, Any] = {
     "chat": Chat,
     "memory": Memory,
     "soak": Soak,
-    "trace": Trace,
+    "trace": Replay,
 }
 
 
@@ -56,7 +57,7 @@ def work(name: str) -> None:
 def build(name: str, row: str, params: dict[str, Any]) -> Any:
     """Return a workload on a new cache of the named implementation."""
     if name == "floor":
-        return Floor(params["length"])
+        return Floor(params["length"], params["block_size"])
     if name.startswith(Ours.name):
         return WORKLOADS[row](Ours(), **params)
     import peers_core

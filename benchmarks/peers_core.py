@@ -17,11 +17,21 @@ from typing import Any
 from peers_sglang import SGLangClassic, SGLangRust, SGLangRustRaw, SGLangUnifiedPython
 
 
+class _Sequence:
+    """One running request: vLLM's record, what it found, and its blocks until they are taken."""
+
+    __slots__ = ("blocks", "found", "request")
+
+    def __init__(self, request: Any, blocks: Any, found: int) -> None:
+        self.request, self.blocks, self.found = request, blocks, found
+
+
 class VLLM:
     """vLLM's manager of KV blocks.  A request keeps its ids as a list, and hashes its blocks."""
 
     name = "vllm"
     by_turns = False  # no tree: a prompt published by turns leaves what it leaves published once
+    token_bytes = 0  # it keeps hashes
 
     def build(self, block_size: int, num_blocks: int) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -80,24 +90,32 @@ class VLLM:
     def begin(self, run: Any) -> Any:
         request = self.key(run)
         blocks, num_tokens, _ = self.manager.get_computed_blocks(request)
-        return request, blocks, num_tokens
+        return _Sequence(request, blocks, num_tokens)
 
-    def publish(self, sequence: Any) -> None:
-        request, blocks, num_tokens = sequence
-        new = request.num_tokens - num_tokens
-        taken = self.manager.allocate_slots(request, new, num_tokens, blocks)
+    def found(self, sequence: Any) -> tuple[int, int]:
+        return sequence.found, sequence.found
+
+    def publish(self, sequence: Any, end: int | None = None) -> None:
+        request, blocks = sequence.request, sequence.blocks
+        if end is None:
+            end = request.num_tokens
+        if blocks is None:
+            taken = self.manager.allocate_slots(request, end - request.num_computed_tokens)
+        else:
+            found, sequence.blocks = sequence.found, None
+            taken = self.manager.allocate_slots(request, end - found, found, blocks)
         assert taken is not None, "the pool is too small"
-        request.num_computed_tokens = request.num_tokens
+        request.num_computed_tokens = end
 
     def extend(self, sequence: Any, run: Any) -> None:
-        request = sequence[0]
+        request = sequence.request
         request.append_output_token_ids(run)
         taken = self.manager.allocate_slots(request, len(run))
         assert taken is not None, "the pool is too small"
         request.num_computed_tokens = request.num_tokens
 
     def end(self, sequence: Any) -> None:
-        self.manager.free(sequence[0])
+        self.manager.free(sequence.request)
 
     def evict(self, num_blocks: int) -> None:
         pool = self.manager.block_pool

@@ -61,6 +61,7 @@ class SGLang:
 
     name = ""
     by_turns = True
+    token_bytes = 8
 
     def build(self, block_size: int, num_blocks: int) -> None:
         import_sglang()
@@ -95,6 +96,9 @@ class SGLang:
         self.slots(node)
         return num_tokens
 
+    def match_len(self, key: Any) -> int:
+        return self.find(key)[0]
+
     def find(self, key: Any) -> tuple[int, Any]:
         found = self.tree.match_prefix(self.base.MatchPrefixParams(key=key))
         return found.device_prefix_len, found.last_device_node
@@ -125,8 +129,11 @@ class SGLang:
         sequence.slots = self.cat([self.slots(node), fresh])
         return sequence
 
-    def publish(self, sequence: Any) -> None:
-        whole = len(sequence.tokens) // self.page * self.page
+    def found(self, sequence: Any) -> tuple[int, int]:
+        return sequence.owned, sequence.owned
+
+    def publish(self, sequence: Any, end: int | None = None) -> None:
+        whole = (len(sequence.tokens) if end is None else end) // self.page * self.page
         node = self.insert(sequence.tokens[:whole], sequence.slots[:whole], sequence.owned)
         lock = self.lock(node)
         self.unlock(sequence.lock)

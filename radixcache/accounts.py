@@ -137,9 +137,9 @@ class Accounts:
         return account
 
     def close(self, namespace: Namespace) -> None:
-        """Forget a namespace that owns nothing, with its counts, unless it has a quota."""
+        """Forget a namespace without a tree, with its counts, unless it has a quota."""
         account = self.by_namespace.get(namespace)
-        if account and not account.num_owned and account.quota in (None, NO_QUOTA):
+        if account and account.quota in (None, NO_QUOTA):
             self.settle()
             del self.by_namespace[namespace]
 
@@ -182,7 +182,6 @@ class Accounts:
         quota, account.quota = account.quota, NO_QUOTA
         self.touch(account)
         self.set_quota(new, quota)
-        self.close(old)
 
     def settle(self) -> None:
         """Bring the order of those over their share up to date; O(log) for each one touched."""

@@ -155,8 +155,7 @@ class RadixCache:
         self._clock += 1
         node.last_access = self._clock
         node.num_hits += 1
-        if self.deadlines.num_retained or retentions:
-            self._keeper.refresh(node)
+        if retentions:
             self._keeper.retain(lease, 0, committed)
         for counters in (self.room.counters, account):
             counters.queries += 1
@@ -309,10 +308,10 @@ class RadixCache:
         Raises StaleEpoch; InvalidConfig where soft limits together exceed the pool.
         """
         self.epochs.check(namespace)
-        self.expire()
         account = self.accounts.set_quota(namespace, quota)
+        self.expire()
         freed = self.room.trim_to_quota(account)
-        self.accounts.close(namespace)
+        self.room.forget_if_unused(namespace)
         return freed
 
     def evict(self, num_blocks: int) -> int:
@@ -333,6 +332,7 @@ class RadixCache:
         self.epochs.check(namespace)
         following = self.epochs.raise_above(namespace)
         self.accounts.pass_quota(namespace, following)
+        self.room.forget_if_unused(namespace)
         return following
 
     def drop(self, namespace: Namespace) -> int:

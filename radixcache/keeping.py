@@ -38,6 +38,7 @@ class Keeper:
             return
         if self._deadlines.holds.get(hold.hold_id) is not hold:
             raise InvalidLease(f"{hold!r} belongs to another cache")
+        hold.has_ended = True
         self._deadlines.end(hold)
         self._room.unlock(hold.node)
 
@@ -83,6 +84,5 @@ class Keeper:
         above = marked
         if marked.start < first:
             above = self._publisher.upper(marked, first - marked.start)
-        self._deadlines.retain(marked, retention)
-        self._room.pins.reranked(marked)
+        self._deadlines.retain(marked, retention)  # pinned, so no index has its rank
         return above

@@ -29,7 +29,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     priority    at least 1; what has none has 0, and the higher stays longer
     start, end  tokens start … end − 1; end None: to the sequence's end, generated tokens included.
                 A block that the range touches belongs to it
-    duration_s  seconds after the last use (acquire or release) until the priority falls to 0;
+    duration_s  seconds after the last lease on it is released until the priority falls to 0;
                 None: it stays
 
     Where two ranges meet, the higher priority holds; of equal ones the longer duration.

@@ -146,7 +146,12 @@ class Room:
         """Forget a root that nothing hangs below and nobody stands on."""
         if node.parent is None and node.lock_ref == 0 and not node.children:
             self.tree.drop_root(node)
-            self.accounts.close(node.namespace)
+            self.forget_if_unused(node.namespace)
+
+    def forget_if_unused(self, namespace: Namespace) -> None:
+        """Close the account of a namespace that has neither a tree nor a quota."""
+        if namespace not in self.tree.roots:
+            self.accounts.close(namespace)
 
     def stats(self, *, num_leases: int) -> CacheStats:
         """Return the counters as one record."""

@@ -23,6 +23,9 @@ BOUNDED = settings(
 )
 """A few seconds of histories, the same ones each time."""
 
+BOUNDED_KEEPING = settings(BOUNDED, max_examples=400)
+"""As many again where more can happen."""
+
 LONG = settings(
     max_examples=6000,
     stateful_step_count=100,

@@ -309,7 +309,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a trim is not counted",
         (Pins, "trimmed"),
-        edit=("num_blocks\n", "0\n"),
+        edit=("evictable=-num_blocks", "evictable=0"),
         seen_by="check reference content",
     ),
     PlantedBug(
