@@ -13,9 +13,12 @@ from radixcache import (
     Lease,
     Namespace,
     PrefixKey,
+    Quota,
     RadixCache,
+    Retention,
     pack_tokens,
 )
+from radixcache.accounts import Account
 from radixcache.node import Node
 from tests.core.serving import acquire, insert
 
@@ -28,7 +31,8 @@ class Scene:
     """
 
     def __init__(self) -> None:
-        self.cache = RadixCache(CacheConfig(num_blocks=16, block_size=2))
+        config = CacheConfig(num_blocks=16, block_size=2)
+        self.cache = RadixCache(config, clock=lambda: 0.0)
         insert(self.cache, range(1, 7))
         self.lease: Lease = acquire(self.cache, [1, 2, 3, 4, 7, 8, 9])
         self.branch: Lease = acquire(self.cache, [1, 2, 3, 4, 7, 8, 9])
@@ -39,6 +43,61 @@ class Scene:
         (self.upper,) = self.root.children.values()
         self.lower, self.leaf = self.upper.children.values()
         self.pool, self.pins, self.tree = self.cache.pool, self.cache.pins, self.cache.tree
+
+
+class KeptScene(Scene):
+    """The same with quotas, a hold on `upper`, and a running sequence that is worth something.
+
+    other and wide own more than their shares, guarded owns less; worth has pinned blocks only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        cache, self.accounts, self.deadlines = self.cache, self.cache.accounts, self.cache.deadlines
+        for name, quota in (("other", 1), ("wide", 0), ("guarded", 4)):
+            cache.set_quota(Namespace(salt=name), Quota(soft_limit=quota, hard_limit=9))
+        insert(cache, range(60, 64), Namespace(salt="wide"))
+        insert(cache, range(70, 74), Namespace(salt="guarded"))
+        self.hold = cache.retain(PrefixKey.of([1, 2, 3, 4]), 5.0)
+        key = PrefixKey.of([80, 81], Namespace(salt="worth"))
+        worth = cache.acquire(key, retentions=[Retention(priority=1, duration_s=9.0)])
+        cache.commit(worth, 2)
+        cache.check()
+        assert self.account("worth").num_owned == self.account("worth").num_pinned == 1
+
+    def account(self, name: str) -> Account:
+        return self.accounts.by_namespace[Namespace(salt=name)]
+
+
+def count_more(scene: KeptScene, name: str, count: str) -> None:
+    account = scene.account(name)
+    setattr(account, count, getattr(account, count) + 1)
+
+
+def move_a_leaf_to_the_common_index(scene: KeptScene) -> None:
+    leaf = next(iter(scene.account("guarded").index))
+    scene.account("guarded").index.remove(leaf)
+    scene.accounts.index.add(leaf)
+
+
+def keep_those_over_under_an_old_rank(scene: KeptScene) -> None:
+    rank, node_id, account = scene.accounts._over.pop()
+    scene.accounts._over.add((rank - 100, node_id, account))
+
+
+def let_an_ended_hold_end_again(scene: KeptScene) -> None:
+    scene.cache.end_hold(scene.hold)
+    scene.deadlines._set(("hold", scene.hold.hold_id), scene.hold, 5.0)
+
+
+def forget_the_end_of_a_priority(scene: KeptScene) -> None:
+    (key,) = [key for key in scene.deadlines._due if key[0] == "node"]
+    scene.deadlines.order.remove(scene.deadlines._due.pop(key))
+
+
+def put_an_end_off_in_one_place_only(scene: KeptScene) -> None:
+    key, (until, _, what) = next(iter(scene.deadlines._due.items()))
+    scene.deadlines._due[key] = (until + 1, key, what)
 
 
 def rank_anew_behind_the_index(scene: Scene) -> None:
@@ -169,12 +228,75 @@ BREAKAGES: dict[str, tuple[str, Callable[[Scene], object]]] = {
     "nodes are counted wrong": ("I8", lambda s: setattr(s.tree, "num_nodes", 3)),
 }
 
+KEPT_BREAKAGES: dict[str, tuple[str, Callable[[KeptScene], object]]] = {
+    "what a namespace owns is counted wrong": (
+        "I11",
+        lambda s: count_more(s, "worth", "num_owned"),
+    ),
+    "what a namespace with a quota owns is counted wrong": (
+        "I11",
+        lambda s: count_more(s, "wide", "num_owned"),
+    ),
+    "a namespace's pinned blocks are counted wrong": (
+        "I11",
+        lambda s: count_more(s, "worth", "num_pinned"),
+    ),
+    "a namespace's evictable blocks are counted wrong": (
+        "I11",
+        lambda s: count_more(s, "other", "num_evictable"),
+    ),
+    "a leaf is in the index of another namespace": ("I5", move_a_leaf_to_the_common_index),
+    "a namespace has no account": (
+        "I11",
+        lambda s: s.accounts.by_namespace.pop(Namespace(salt="worth")),
+    ),
+    "an account that nobody needs is kept": (
+        "I11",
+        lambda s: s.accounts.open(Namespace(salt="gone")),
+    ),
+    "guarded blocks are counted wrong": (
+        "I11",
+        lambda s: setattr(s.accounts, "_num_guarded", 1),
+    ),
+    "one that is over its share is not in their order": ("I11", lambda s: s.accounts._over.pop()),
+    "one that is over its share stands under an old rank": (
+        "I11",
+        keep_those_over_under_an_old_rank,
+    ),
+    "a hold has ended, but is kept": ("I2", lambda s: setattr(s.hold, "has_ended", True)),
+    "a hold is forgotten, but not its pin": ("I2", lambda s: s.deadlines.end(s.hold)),
+    "a hold ends elsewhere than its node": ("I2", lambda s: setattr(s.hold, "num_tokens", 2)),
+    "a hold that has ended is still to end": ("I8", let_an_ended_hold_end_again),
+    "a priority with a time never ends": ("I8", forget_the_end_of_a_priority),
+    "priorities are counted wrong": ("I8", lambda s: setattr(s.deadlines, "num_retained", 2)),
+    "the order of ends is not that of their times": ("I8", put_an_end_off_in_one_place_only),
+    "an end is in the order that nobody knows of": (
+        "I8",
+        lambda s: s.deadlines.order.add((1.0, ("hold", 99), s.hold)),
+    ),
+}
 
-@pytest.mark.parametrize(("invariant", "damage"), BREAKAGES.values(), ids=BREAKAGES)
-def test_check_finds_that(invariant, damage):
-    scene = Scene()
+ALL_BREAKAGES = {
+    **{name: (Scene, *breakage) for name, breakage in BREAKAGES.items()},
+    **{name: (KeptScene, *breakage) for name, breakage in KEPT_BREAKAGES.items()},
+}
+
+
+@pytest.mark.parametrize(
+    ("scene_type", "invariant", "damage"), ALL_BREAKAGES.values(), ids=ALL_BREAKAGES
+)
+def test_check_finds_that(scene_type, invariant, damage):
+    scene = scene_type()
     damage(scene)
     with pytest.raises(InvariantViolation, match=rf"^({invariant}): "):
+        scene.cache.check()
+
+
+@pytest.mark.xfail(strict=True, raises=KeyError, reason="the index is checked before the accounts")
+def test_check_finds_that_a_namespace_with_an_idle_leaf_has_no_account():
+    scene = Scene()
+    del scene.cache.accounts.by_namespace[Namespace(salt="other")]
+    with pytest.raises(InvariantViolation, match=r"^I11: "):
         scene.cache.check()
 
 
@@ -185,6 +307,7 @@ def test_check_finds_nothing_wrong_in_a_sound_cache():
         scene.cache.check()
     scene.cache.evict(16)
     scene.cache.check()
+    KeptScene().cache.check()
 
 
 def test_check_changes_nothing():

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
-from radixcache import FIFO, POLICIES, CacheConfig, CostAware, PrefixKey, RadixCache
+from radixcache import (
+    FIFO,
+    POLICIES,
+    SLRU,
+    CacheConfig,
+    CostAware,
+    EvictionPolicy,
+    InvariantViolation,
+    NodeFacts,
+    PrefixKey,
+    Priority,
+    RadixCache,
+)
 from tests.core.serving import acquire, insert
 
 
@@ -100,6 +114,7 @@ def test_fifo_does_not_care_for_use() -> None:
         hit(cache, [1])
     cache.evict(1)
     assert survivors(cache, [[1], [2], [3]]) == [1, 2]
+    cache.check()
 
 
 def test_a_deep_block_outlives_a_shallow_one_by_what_it_costs() -> None:
@@ -113,6 +128,81 @@ def test_a_deep_block_outlives_a_shallow_one_by_what_it_costs() -> None:
         insert(cache, [entry])
     cache.evict(1)  # long enough ago
     assert cache.match(PrefixKey.of(list(range(8)))).num_tokens == 7
+    cache.check()
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 3])
+def test_all_that_was_hit_too_seldom_goes_before_what_is_protected(threshold: int) -> None:
+    cache = RadixCache(CacheConfig(num_blocks=32, block_size=1), policy=SLRU(threshold))
+    hits = {10: 3, 20: 0, 30: 2, 40: 1, 50: 0}
+    for token in hits:
+        insert(cache, [token])
+    for token in (10, 10, 10, 30, 30, 40):
+        hit(cache, [token])
+    last_use = [20, 50, 10, 30, 40]
+    expected = sorted(last_use, key=lambda token: hits[token] >= threshold)  # stable: by age
+    for place in range(5):
+        assert survivors(cache, [[token] for token in expected]) == list(range(place, 5))
+        assert cache.evict(1) == 1
+    cache.check()
+
+
+@pytest.mark.parametrize(("policy", "reverse"), [("fifo", False), ("lru", False), ("mru", True)])
+def test_without_hits_age_decides_forwards_or_backwards(policy: str, reverse: bool) -> None:
+    cache = cache_of(policy)
+    tokens = [3, 1, 4, 2, 9]
+    for token in tokens:
+        insert(cache, [token])
+    for token in sorted(tokens, key=tokens.index, reverse=reverse):
+        assert cache.match(PrefixKey.of([token])).num_tokens == 1
+        assert cache.evict(1) == 1
+        assert cache.match(PrefixKey.of([token])).num_tokens == 0
+    cache.check()
+
+
+class Restless:
+    """A policy that breaks its contract: a rank is another one each time."""
+
+    by_recency = False
+
+    def __init__(self) -> None:
+        self._ranks = count()
+
+    def rank(self, node: NodeFacts) -> int:
+        return next(self._ranks)
+
+
+class Moody:
+    """A policy that breaks its contract: a rank depends on what is not the node's."""
+
+    by_recency = False
+
+    def __init__(self) -> None:
+        self.is_reversed = False
+
+    def rank(self, node: NodeFacts) -> int:
+        return -node.last_access if self.is_reversed else node.last_access
+
+
+@pytest.mark.parametrize("wrap", [lambda policy: policy, Priority], ids=["alone", "within"])
+def test_a_rank_that_is_another_each_time_is_found_by_check(wrap) -> None:
+    policy: EvictionPolicy = wrap(Restless())
+    cache = RadixCache(CacheConfig(num_blocks=8, block_size=1), policy=policy)
+    insert(cache, [1])
+    with pytest.raises(InvariantViolation, match=r"^I5: .* stale rank"):
+        cache.check()
+
+
+def test_a_rank_that_depends_on_something_outside_is_found_by_check() -> None:
+    policy = Moody()
+    cache = RadixCache(CacheConfig(num_blocks=8, block_size=1), policy=policy)
+    insert(cache, [1])
+    insert(cache, [2])
+    cache.check()
+    policy.is_reversed = True
+    with pytest.raises(InvariantViolation, match=r"^I5: .* stale rank"):
+        cache.check()
+    policy.is_reversed = False
     cache.check()
 
 
