@@ -86,7 +86,11 @@ def _check_node(cache: RadixCache, node: Node) -> None:
         _hold("I4", bytes(child.edge[:block_bytes]) == first, f"{child!r} under a foreign key")
         _hold("I4", child.namespace == node.namespace, f"{child!r} in two namespaces")
     if node.heads is not None:
-        filed = [(head, first) for head, alike in node.heads.items() for first in alike]
+        filed = [
+            (head, first)
+            for head, alike in node.heads.items()
+            for first in ([alike] if isinstance(alike, bytes) else alike)
+        ]
         expected = [(first[:TOKEN_BYTES], first) for first in node.children]
         _hold(
             "I4", sorted(filed) == sorted(expected), f"{node!r}: its heads are not its children's"
@@ -113,8 +117,12 @@ def _check_index(cache: RadixCache, nodes: list[Node]) -> None:
             own = cache.accounts.by_namespace[node.namespace].index
             _hold("I5", expected.get(node.node_id) is node, f"{node!r} is indexed, not evictable")
             _hold("I5", index is own, f"{node!r} is in the index of another namespace")
-            _hold("I5", index.rank_of(node) == index.policy.rank(node), f"{node!r}: stale rank")
-        ranks = [(index.rank_of(node), node.node_id) for node in listed]
+        ranks = []
+        for entry in index.entries():
+            rank, node_id, node = entry
+            _hold("I5", node.entry is entry, f"{node!r} knows another entry than its own")
+            _hold("I5", rank == index.policy.rank(node), f"{node!r}: stale rank")
+            ranks.append((rank, node_id))
         _hold("I5", ranks == sorted(ranks), "an index is out of order")
     _hold("I5", total == len(expected), f"{total} leaves are indexed, {len(expected)} evictable")
 

@@ -22,18 +22,17 @@ Entry = tuple[Rank, int, Node]
 class EvictionIndex:
     """The evictable leaves in the policy's order; every operation O(log n)."""
 
-    __slots__ = ("_entries", "_order", "policy")
+    __slots__ = ("_order", "policy")
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
-        self._order: SortedList = SortedList()
-        self._entries: dict[int, Entry] = {}
+        self._order: SortedList = SortedList()  # of the entries, which the nodes know too
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._order)
 
     def __contains__(self, node: Node) -> bool:
-        return node.node_id in self._entries
+        return node.entry is not None and node.entry in self._order
 
     def __iter__(self) -> Iterator[Node]:
         """Iterate over the leaves, the next victim first."""
@@ -45,29 +44,28 @@ class EvictionIndex:
 
     def add(self, node: Node) -> None:
         """Enter a leaf under its present rank.  Raises InvariantViolation if it is in already."""
-        if node.node_id in self._entries:
+        if node.entry is not None:
             raise InvariantViolation(f"{node!r} enters the eviction index twice")
-        entry = (self.policy.rank(node), node.node_id, node)
-        self._entries[node.node_id] = entry
-        self._order.add(entry)
+        node.entry = (self.policy.rank(node), node.node_id, node)
+        self._order.add(node.entry)
 
     def remove(self, node: Node) -> None:
-        """Take a leaf out.  Raises InvariantViolation if it is not in."""
-        entry = self._entries.pop(node.node_id, None)
-        if entry is None:
+        """Take a leaf out; free for the first.  Raises InvariantViolation if it is not in."""
+        entry, order = node.entry, self._order
+        if entry is None or not order:
             raise InvariantViolation(f"{node!r} is not in the eviction index")
-        self._order.remove(entry)
+        if order[0] is entry:
+            del order[0]
+        else:
+            order.remove(entry)
+        node.entry = None
 
     def update(self, node: Node) -> None:
         """Enter a leaf anew, under its present rank."""
-        if self.policy.rank(node) != self._entries[node.node_id][0]:
+        if node.entry is not None and self.policy.rank(node) != node.entry[0]:
             self.remove(node)
             self.add(node)
 
     def first(self) -> Entry | None:
         """Return the next victim under its rank, or None where nothing can be evicted."""
-        return self._order[0] if self._entries else None
-
-    def rank_of(self, node: Node) -> Rank:
-        """Return the rank under which a leaf stands in the index."""
-        return self._entries[node.node_id][0]
+        return self._order[0] if self._order else None

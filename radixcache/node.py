@@ -21,7 +21,7 @@ NO_CHILDREN: dict[bytes, Any] = {}
 """The children of every node that has none; never written to."""
 
 Heads = dict[bytes, Any]
-"""First blocks by their first token: a list of few, a SortedList of many."""
+"""First blocks by their first token: one as it is, a list of few, a SortedList of many."""
 
 
 class NodeFacts(Protocol):
@@ -72,6 +72,7 @@ class Node:
     num_hits     acquires that found it in the cache and ended here, or at an evicted child
     start        tokens of the prefix before the edge
     retention    what the whole edge is worth to policies that ask; None: no more than others
+    entry        (rank, node_id, node) in its namespace's eviction index; None where it is in none
     """
 
     __slots__ = (
@@ -79,6 +80,7 @@ class Node:
         "children",
         "created",
         "edge",
+        "entry",
         "heads",
         "last_access",
         "lock_ref",
@@ -113,6 +115,7 @@ class Node:
         self.num_hits = 0
         self.start = start
         self.retention: Retention | None = None
+        self.entry: tuple[Any, int, Node] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -147,8 +150,10 @@ class Node:
         del self.children[first_block]
         if self.heads is not None:
             head = first_block[:TOKEN_BYTES]
-            self.heads[head].remove(first_block)
-            if not self.heads[head]:
+            alike = self.heads[head]
+            if not isinstance(alike, bytes):
+                alike.remove(first_block)
+            if isinstance(alike, bytes) or not alike:
                 del self.heads[head]
 
     def nearest(self, wanted: bytes) -> list[Node]:
@@ -164,19 +169,26 @@ class Node:
             for first_block in self.children:
                 self._enter(self.heads, first_block)
         alike = self.heads.get(wanted[:TOKEN_BYTES], ())
+        if isinstance(alike, bytes):
+            return [self.children[alike]]
         if isinstance(alike, SortedList):
             place = alike.bisect_left(wanted)
             alike = alike[max(0, place - 1) : place + 1]
         return [self.children[first_block] for first_block in alike]
 
     def _enter(self, heads: Heads, first_block: bytes) -> None:
-        alike = heads.setdefault(first_block[:TOKEN_BYTES], [])
+        head = first_block[:TOKEN_BYTES]
+        alike = heads.setdefault(head, first_block)
+        if alike is first_block:
+            return
         if isinstance(alike, SortedList):
             alike.add(first_block)
-            return
-        alike.append(first_block)
-        if len(alike) > FEW_CHILDREN:
-            heads[first_block[:TOKEN_BYTES]] = SortedList(alike)
+        elif isinstance(alike, bytes):
+            heads[head] = [alike, first_block]
+        else:
+            alike.append(first_block)
+            if len(alike) > FEW_CHILDREN:
+                heads[head] = SortedList(alike)
 
     def __repr__(self) -> str:
         return f"Node({self.node_id}, {self.num_tokens} tokens, lock_ref={self.lock_ref})"

@@ -178,8 +178,8 @@ def test_another_namespace_goes_before_another_token_and_a_short_rest(make_cache
     cache = make_cache(block_size=4)
     insert(cache, [*range(4), 90, 91, 92, 93])
     insert(cache, range(8), Namespace(salt="s"))
-    why = explain(cache, range(7))
-    assert (why.cause, why.num_cached, why.num_elsewhere) == (Cause.OTHER_NAMESPACE, 4, 6)
+    why = explain(cache, range(9))
+    assert (why.cause, why.num_cached, why.num_elsewhere) == (Cause.OTHER_NAMESPACE, 4, 8)
     assert (why.token, why.cached_token) == (4, 90)
 
 
