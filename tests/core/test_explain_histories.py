@@ -9,6 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+import radixcache.cache as caching
 import radixcache.explain as explaining
 from radixcache import CacheConfig, CacheError, Namespace, RadixCache, StaleEpoch, unpack_tokens
 from radixcache.explain import Cause
@@ -233,5 +234,6 @@ BUGS = {
 def test_a_planted_bug_of_the_explanation_is_caught(name, monkeypatch):
     where, old, new = BUGS[name]
     PlantedBug(name, (explaining, where), edit=(old, new), seen_by="view").plant(monkeypatch)
+    monkeypatch.setattr(caching, "explain", explaining.explain)  # the cache knows it by name
     with pytest.raises((AssertionError, CacheError, LookupError)):
         HUNT(WORLD(play_and_ask))()
