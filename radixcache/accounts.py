@@ -19,7 +19,7 @@ from radixcache.errors import InvalidConfig, InvariantViolation
 from radixcache.eviction import EvictionIndex
 from radixcache.namespace import Namespace
 from radixcache.node import Node
-from radixcache.policy import EvictionPolicy, Rank
+from radixcache.policy import EvictionPolicy, Rank, check_policy
 from radixcache.stats import Counters, NamespaceStats
 
 
@@ -118,6 +118,7 @@ class Accounts:
     __slots__ = ("_num_blocks", "_num_guarded", "_over", "_touched", "by_namespace", "index")
 
     def __init__(self, policy: EvictionPolicy, *, num_blocks: int) -> None:
+        check_policy(policy)
         self._num_blocks = num_blocks  # of the pool, which all shares together can't exceed
         self.index = EvictionIndex(policy)  # leaves of the namespaces without a quota
         self.by_namespace: dict[Namespace, Account] = {}
@@ -153,6 +154,8 @@ class Accounts:
 
         Raises InvalidConfig where the shares of all would be more than the pool has.
         """
+        if quota is not None and not isinstance(quota, Quota):
+            raise InvalidConfig(f"a quota is a Quota or None, not {quota!r}")
         others = sum(
             other.quota.soft_limit
             for other in self.by_namespace.values()
@@ -181,7 +184,8 @@ class Accounts:
             return
         quota, account.quota = account.quota, NO_QUOTA
         self.touch(account)
-        self.set_quota(new, quota)
+        if self.open(new).quota is None:
+            self.set_quota(new, quota)
 
     def settle(self) -> None:
         """Bring the order of those over their share up to date; O(log) for each one touched."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 
 from radixcache.accounts import Accounts, Quota
 from radixcache.check import verify
@@ -115,9 +116,7 @@ class RadixCache:
         or block was taken; StaleEpoch; InvalidConfig for a duration without a clock.
         """
         self.epochs.check(key.namespace)
-        retentions = tuple(retentions)
-        for retention in retentions:
-            self.deadlines.after(retention.duration_s)
+        retentions = self.deadlines.checked(retentions)
         self.expire()
         num_tokens, block_size = key.num_tokens, self.config.block_size
         needed = -(-num_tokens // block_size)
@@ -202,7 +201,7 @@ class RadixCache:
         Raises InvalidLease where `num_tokens` exceeds the lease's tokens.
         """
         self._check_lease(lease)
-        if num_tokens > lease.num_tokens:
+        if index(num_tokens) > lease.num_tokens:
             raise InvalidLease(f"{num_tokens} tokens committed, but {lease!r} has fewer")
         block_size = self.config.block_size
         start, end = lease.num_committed, num_tokens - num_tokens % block_size

@@ -114,7 +114,9 @@ def _check_index(cache: RadixCache, nodes: list[Node]) -> None:
         total += len(listed)
         _hold("I5", len(listed) == len(index), "an index lists too many or too few")
         for node in listed:
-            own = cache.accounts.by_namespace[node.namespace].index
+            account = cache.accounts.by_namespace.get(node.namespace)
+            _hold("I11", account is not None, f"{node!r} is in a namespace without account")
+            own = account.index if account else None
             _hold("I5", expected.get(node.node_id) is node, f"{node!r} is indexed, not evictable")
             _hold("I5", index is own, f"{node!r} is in the index of another namespace")
         ranks = []
@@ -185,4 +187,6 @@ def _check_accounts(cache: RadixCache, nodes: list[Node]) -> None:
         )
         _hold("I11", counted == found, f"{account.namespace}: {counted} counted, {found} found")
         _hold("I11", bool(mine or account.quota), f"the account of {account.namespace} is kept")
+        is_apart = account.index is not cache.accounts.index
+        _hold("I11", is_apart == (account.quota is not None), f"{account.namespace}: wrong index")
     cache.accounts.check()

@@ -9,7 +9,7 @@ until something is due.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sortedcontainers import SortedList
 
@@ -67,6 +67,15 @@ class Deadlines:
             raise InvalidConfig("a duration needs a clock: RadixCache(…, clock=time.monotonic)")
         return self.clock() + duration_s
 
+    def checked(self, retentions: Iterable[Retention]) -> tuple[Retention, ...]:
+        """Return ranges as a tuple.  Raises InvalidConfig for what is none, or lacks a clock."""
+        ranges = tuple(retentions)
+        for retention in ranges:
+            if not isinstance(retention, Retention):
+                raise InvalidConfig(f"a range of tokens is a Retention, not {retention!r}")
+            self.after(retention.duration_s)
+        return ranges
+
     def hold(self, hold: Hold, until: float) -> None:
         """Enter a hold that ends at a time."""
         self.holds[hold.hold_id] = hold
@@ -104,12 +113,15 @@ class Deadlines:
             self._set(("node", upper.node_id), upper, due[0] if due else math.inf)
 
     def due(self) -> Iterator[Hold | Node]:
-        """Iterate over what has ended by now.  Each must be ended, forgotten or refreshed."""
+        """Iterate over what has ended by now.  Each must be ended, forgotten or refreshed.
+
+        What is refreshed comes again at the next call at the earliest, however short its time.
+        """
         if not self.order or self.clock is None:
             return
-        now = self.clock()
-        while self.order and self.order[0][0] <= now:
-            yield self.order[0][2]
+        until = (self.clock(), ("~", 0))  # behind the kinds of all that is due now
+        for _, _, ended in list(self.order[: self.order.bisect_right(until)]):
+            yield ended
 
     def check(self, nodes: list[Node]) -> None:
         """Raise InvariantViolation unless exactly what has a duration stands in the order."""

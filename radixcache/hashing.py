@@ -60,9 +60,7 @@ def encode_cbor(value: Cbor) -> bytes:
     if isinstance(value, bytes):
         return _head(_BYTES, len(value)) + value
     if isinstance(value, str):
-        text = value.encode(
-            "utf-8", "surrogatepass"
-        )  # any str has a hash, even one that is no text
+        text = value.encode()
         return _head(_TEXT, len(text)) + text
     return _head(_ARRAY, len(value)) + b"".join(map(encode_cbor, value))
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from radixcache.errors import InvalidConfig
+
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The identity of one disjoint tree of prefixes.
@@ -18,12 +20,31 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     adapter  name of the adapter (LoRA) on top, or ""
     salt     secret of a tenant, or "" where all share
     epoch    raised when weights, adapter, template or dtype change: older K/V is unreachable
+
+    Raises InvalidConfig for text with lone surrogates, or an epoch below 0.
     """
 
     model: str = ""
     adapter: str = ""
     salt: str = ""
     epoch: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("model", "adapter", "salt"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not (value.isascii() or _is_text(value)):
+                raise InvalidConfig(f"{name} must be text that UTF-8 can hold, not {value!r}")
+        if type(self.epoch) is not int or self.epoch < 0:
+            raise InvalidConfig(f"epoch must be an integer of at least 0, not {self.epoch!r}")
+
+
+def _is_text(value: str) -> bool:
+    """False for text with half a character (a lone surrogate), which no event could carry."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 DEFAULT_NAMESPACE = Namespace()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from radixcache.errors import InvalidConfig
 from radixcache.node import NodeFacts
 
 Rank = Any
@@ -29,6 +30,14 @@ class EvictionPolicy(Protocol):
 
         It may depend on the node's facts alone; the cache enters a leaf anew when they change.
         """
+
+
+def check_policy(policy: EvictionPolicy) -> None:
+    """Raise InvalidConfig for what is no policy, such as a class in place of its instance."""
+    if isinstance(policy, type) or not callable(getattr(policy, "rank", None)):
+        raise InvalidConfig(f"a policy is an object with a method `rank`, not {policy!r}")
+    if not isinstance(getattr(policy, "by_recency", None), bool):
+        raise InvalidConfig(f"{policy!r} must have `by_recency`: does it rank by recency alone?")
 
 
 class LRU:

@@ -12,6 +12,9 @@ import msgspec
 
 from radixcache.errors import InvalidConfig
 
+MAX_DURATION_S = 1e12
+"""Some 30,000 years; what must not end has no duration."""
+
 
 def check_duration(duration_s: float | None) -> None:
     """Raise InvalidConfig for a duration that is neither None nor a finite time above 0."""
@@ -19,8 +22,13 @@ def check_duration(duration_s: float | None) -> None:
         return
     if isinstance(duration_s, bool) or not isinstance(duration_s, int | float):
         raise InvalidConfig(f"a duration is a number of seconds, not {duration_s!r}")
-    if not 0 < duration_s < math.inf:
-        raise InvalidConfig(f"a duration must be above 0 and finite, not {duration_s!r}")
+    if not 0 < duration_s <= MAX_DURATION_S:
+        raise InvalidConfig(f"a duration is above 0 and at most {MAX_DURATION_S:.0f} seconds")
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidConfig(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,14 +50,10 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
-        end = self.start + 1 if self.end is None else self.end
-        for name, value, least in (
-            ("priority", self.priority, 1),
-            ("start", self.start, 0),
-            ("end", end, self.start + 1 if isinstance(self.start, int) else 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidConfig(f"{name} must be an integer of at least {least}, not {value!r}")
+        _check_count("priority", self.priority, 1)
+        _check_count("start", self.start, 0)
+        if self.end is not None:
+            _check_count("end", self.end, self.start + 1)
         check_duration(self.duration_s)
 
     @property

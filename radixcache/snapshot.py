@@ -10,6 +10,7 @@ touched, so a damaged file can't leave half a tree behind.
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import sha256
 
 import msgspec
@@ -123,6 +124,17 @@ def _check_fits(cache: RadixCache, body: _Body) -> None:
         raise InvalidSnapshot("a manifest is loaded into an empty cache only")
     if body.block_size != block_size:
         raise InvalidSnapshot(f"its blocks have {body.block_size} tokens, ours {block_size}")
+    wanted = Counter[Namespace]()
+    for saved in body.nodes:
+        wanted[saved.namespace] += len(saved.block_ids)
+    for namespace, count in wanted.items():
+        account = cache.accounts.by_namespace.get(namespace)
+        left = account.num_left if account else None
+        if left is not None and count > left:
+            raise InvalidSnapshot(
+                f"it needs {count} blocks in one namespace, whose quota leaves {left}: "
+                "raise its hard limit"
+            )
     block_ids = [block for saved in body.nodes for block in saved.block_ids]
     if len(block_ids) > cache.pool.num_free:
         raise InvalidSnapshot(

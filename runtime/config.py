@@ -28,7 +28,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_blocks           blocks of the pool, instead of `kv_memory_bytes`
     block_size           tokens a block; prefixes are published in whole blocks
     enable_prefix_cache  False computes every prompt whole
-    eviction_policy      which cached blocks go first: lru, lfu, slru, fifo, mru or cost
+    eviction_policy      which cached blocks go first: lru, lfu, slru, fifo, mru, cost or priority
     max_len              longest sequence in tokens; None takes what model and pool allow
     max_step_tokens      tokens computed in one step, over all sequences (the token budget)
     max_chunk_tokens     tokens of one prompt computed in one step; 0: as many as the budget has

@@ -158,7 +158,6 @@ def test_prompts_about_as_long_as_a_block_leave_their_whole_blocks_only(make_cac
     assert balance(cache) == (4 - num_tokens // 32, 0, 0, num_tokens // 32)
 
 
-@pytest.mark.xfail(strict=True, reason="twins are freed before the count is found to be no integer")
 def test_a_count_that_is_no_integer_is_refused_before_anything_changes():
     """The block table went on to name blocks that were free, and could be another's next."""
     cache = RadixCache(CacheConfig(num_blocks=16, block_size=1))
@@ -169,7 +168,6 @@ def test_a_count_that_is_no_integer_is_refused_before_anything_changes():
     cache.check()
 
 
-@pytest.mark.xfail(strict=True, reason="a batch is taken before it is known that it can be encoded")
 def test_a_salt_that_is_no_text_does_not_swallow_the_events_of_others():
     """A lone surrogate in one namespace: the whole batch was gone, all others' events too."""
     recorder = EventRecorder()

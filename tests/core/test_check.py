@@ -292,7 +292,6 @@ def test_check_finds_that(scene_type, invariant, damage):
         scene.cache.check()
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="the index is checked before the accounts")
 def test_check_finds_that_a_namespace_with_an_idle_leaf_has_no_account():
     scene = Scene()
     del scene.cache.accounts.by_namespace[Namespace(salt="other")]
@@ -300,7 +299,6 @@ def test_check_finds_that_a_namespace_with_an_idle_leaf_has_no_account():
         scene.cache.check()
 
 
-@pytest.mark.xfail(strict=True, reason="whether an index is the common one is not checked")
 def test_check_finds_that_the_leaves_of_a_namespace_without_quota_stand_apart():
     scene = KeptScene()
     scene.account("wide").quota = None  # its share was 0, so nothing else is wrong

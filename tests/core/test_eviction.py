@@ -175,6 +175,8 @@ def test_evicting_a_block_takes_the_same_steps_among_few_leaves_and_many():
 class NewestFirst:
     """A policy of a caller's own: the youngest node goes first."""
 
+    by_recency = False
+
     def rank(self, node: NodeFacts) -> int:
         return -node.node_id
 

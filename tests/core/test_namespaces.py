@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from radixcache import DEFAULT_NAMESPACE, Namespace
+from radixcache import DEFAULT_NAMESPACE, InvalidConfig, Namespace
 from tests.core.serving import acquire, insert, match, num_owned
 
 A, B = Namespace(salt="a"), Namespace(salt="b")
@@ -86,3 +86,13 @@ def test_a_namespace_without_a_cached_block_lives_as_long_as_a_lease(make_cache)
 def test_a_namespace_can_not_be_changed():
     with pytest.raises(AttributeError):
         A.salt = "b"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"salt": "\ud800"}, {"salt": 5}, {"adapter": None}, {"epoch": -1}, {"epoch": "1"}],
+    ids=str,
+)
+def test_a_namespace_of_anything_but_text_and_an_epoch_is_refused(fields):
+    with pytest.raises(InvalidConfig):
+        Namespace(**fields)

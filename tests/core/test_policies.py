@@ -8,11 +8,13 @@ import pytest
 
 from radixcache import (
     FIFO,
+    LRU,
     POLICIES,
     SLRU,
     CacheConfig,
     CostAware,
     EvictionPolicy,
+    InvalidConfig,
     InvariantViolation,
     NodeFacts,
     PrefixKey,
@@ -208,3 +210,11 @@ def test_a_rank_that_depends_on_something_outside_is_found_by_check() -> None:
 
 def test_every_policy_has_a_name() -> None:
     assert sorted(POLICIES) == ["cost", "fifo", "lfu", "lru", "mru", "priority", "slru"]
+
+
+@pytest.mark.parametrize(
+    "policy", [LRU, object(), POLICIES], ids=["a class", "an object", "a dict"]
+)
+def test_what_is_no_policy_is_refused_when_the_cache_is_built(policy) -> None:
+    with pytest.raises(InvalidConfig):
+        RadixCache(CacheConfig(num_blocks=4), policy=policy)
