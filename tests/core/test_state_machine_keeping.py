@@ -109,7 +109,7 @@ class KeepingMachine(CacheMachine):
         if sequence:
             branch = self.branch(sequence)
             self.grow(branch, more)
-            self.clock.now += seconds
+            self.let_time_pass(seconds, is_noticed=True)
             for running in (sequence, branch):
                 if running in self.running:
                     self.complete(running)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from radixcache import CacheConfig, Namespace, Retention
-from tests.support.reference_cache import Prefix, ReferenceCache, ReferenceLease
+from radixcache import CacheConfig, Lease, Namespace, RadixCache, Retention, unpack_tokens
+from tests.support.reference_cache import Disagreement, Prefix, ReferenceCache, ReferenceLease
 
 
 class ReferenceHold:
@@ -132,6 +132,18 @@ class KeepingReference(ReferenceCache):
                 self._begin_anew([what])
             else:
                 del self.worth[what], self.ends[what]
+
+    def compare(self, cache: RadixCache, pairs: list[tuple[Lease, ReferenceLease]]) -> None:
+        """As before; and each block of the tree is worth what its prefix is worth."""
+        super().compare(cache, pairs)
+        paths: dict[int | None, tuple[int, ...]] = {None: ()}
+        for node in cache.view().nodes:
+            above = paths[node.parent]
+            path = paths[node.node_id] = above + tuple(unpack_tokens(node.tokens))
+            for end in range(len(above) + self.config.block_size, len(path) + 1):
+                expected = self.worth.get((node.namespace, path[:end]), (0, 0))[0]
+                if (node.namespace, path[:end]) in self.cached and node.priority != expected:
+                    raise Disagreement(f"{path[:end]}: worth {node.priority}, not {expected}")
 
     def _raise_worth(self, lease: ReferenceLease, prefixes: list[Prefix]) -> None:
         size = self.config.block_size
