@@ -116,8 +116,9 @@ class RadixCache:
         or block was taken; StaleEpoch; InvalidConfig for a duration without a clock.
         """
         self.epochs.check(key.namespace)
-        retentions = self.deadlines.checked(retentions)
-        self.expire()
+        retentions = self.deadlines.checked(retentions) if retentions else ()
+        if self.deadlines.order:
+            self.expire()
         num_tokens, block_size = key.num_tokens, self.config.block_size
         needed = -(-num_tokens // block_size)
         root = self.tree.roots.get(key.namespace)
@@ -255,7 +256,8 @@ class RadixCache:
         Raises InvalidLease for a lease that is released already, and changes nothing then.
         """
         self._check_lease(lease)
-        self._keeper.refresh(lease.node)
+        if self.deadlines.num_retained:
+            self._keeper.refresh(lease.node)
         del self.leases[lease.lease_id]
         self.room.free(self.accounts.by_namespace[lease.namespace], self._private(lease))
         self.room.unlock(lease.node)

@@ -82,14 +82,18 @@ class Room:
             self.evict(count - self.pool.num_free, account)
             self._require_free(account, count)
         account.num_owned += count
-        self.accounts.touch(account)
+        if account.quota is not None:
+            self.accounts.touch(account)
         return self.pool.allocate(count)
 
     def free(self, account: Account, block_ids: Sequence[int]) -> int:
         """Take one owner from each block; return how many came free."""
+        if not len(block_ids):
+            return 0
         count = self.pool.release(block_ids)
         account.num_owned -= count
-        self.accounts.touch(account)
+        if account.quota is not None:
+            self.accounts.touch(account)
         return count
 
     def evict(self, num_blocks: int, account: Account | None = None) -> int:
