@@ -84,9 +84,7 @@ class Account(Counters):
         self.num_pinned = 0
         self.num_evictable = 0
         self.num_guarded = 0
-        self.first: tuple[Rank, int, Account] | None = (
-            None  # its entry among those that own more than their share
-        )
+        self.first: tuple[Rank, int, Account] | None = None  # its entry in `Accounts._over`
 
     @property
     def num_over(self) -> int:
@@ -184,7 +182,7 @@ class Accounts:
             return
         quota, account.quota = account.quota, NO_QUOTA
         self.touch(account)
-        if self.open(new).quota is None:
+        if self.open(new).quota in (None, NO_QUOTA):
             self.set_quota(new, quota)
 
     def settle(self) -> None:

@@ -113,18 +113,16 @@ def _check_index(cache: RadixCache, nodes: list[Node]) -> None:
         listed = list(index)
         total += len(listed)
         _hold("I5", len(listed) == len(index), "an index lists too many or too few")
-        for node in listed:
+        for entry in index.entries():
+            rank, _, node = entry
             account = cache.accounts.by_namespace.get(node.namespace)
             _hold("I11", account is not None, f"{node!r} is in a namespace without account")
             own = account.index if account else None
             _hold("I5", expected.get(node.node_id) is node, f"{node!r} is indexed, not evictable")
             _hold("I5", index is own, f"{node!r} is in the index of another namespace")
-        ranks = []
-        for entry in index.entries():
-            rank, node_id, node = entry
             _hold("I5", node.entry is entry, f"{node!r} knows another entry than its own")
             _hold("I5", rank == index.policy.rank(node), f"{node!r}: stale rank")
-            ranks.append((rank, node_id))
+        ranks = [entry[:2] for entry in index.entries()]
         _hold("I5", ranks == sorted(ranks), "an index is out of order")
     _hold("I5", total == len(expected), f"{total} leaves are indexed, {len(expected)} evictable")
 
@@ -171,13 +169,15 @@ def _check_accounts(cache: RadixCache, nodes: list[Node]) -> None:
     owners: list[Node | Lease | Hold] = [*nodes, *cache.leases.values()]
     for owner in (*owners, *cache.deadlines.holds.values()):
         _hold("I11", owner.namespace in owned, f"{owner!r} is in a namespace without account")
+    nodes_of: dict[Namespace, list[Node]] = {namespace: [] for namespace in owned}
     for node in nodes:
+        nodes_of[node.namespace].append(node)
         owned[node.namespace].update(node.block_ids)
     for lease in cache.leases.values():
         owned[lease.namespace].update(lease.block_table[lease.num_committed // block_size :])
     cache.accounts.settle()
     for account in cache.accounts:
-        mine = [node for node in nodes if node.namespace == account.namespace]
+        mine = nodes_of[account.namespace]
         pinned = sum(len(node.block_ids) for node in mine if node.lock_ref)
         counted = (account.num_owned, account.num_pinned, account.num_evictable)
         found = (

@@ -148,8 +148,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if self.evicted is None:
             return (
-                "The rest was never cached in this namespace, or was evicted since: a "
-                "`GhostMemory` among the observers of the cache would tell which."
+                "The rest was never cached in this namespace, or was evicted since: a cache with "
+                "`max_ghosts` would tell which."
             )
         return (
             "As far as is remembered the rest was never cached in this namespace: it is found "
@@ -177,13 +177,10 @@ def explain(
 
     Causes are tried in this order: DISABLED; EPOCH, of the key's own namespace; HIT; EVICTED;
     EPOCH, where an older one has more; OTHER_NAMESPACE, the one with most, then the one that
-    differs in the fewest fields; DIVERGED; SHORT; NEVER_SEEN.  So what is known to be different
-    goes before what is merely too short to be kept, and a prompt that agrees with the cache in no
-    token has not diverged from it.
+    differs in the fewest fields; DIVERGED, which needs a token that agrees; SHORT; NEVER_SEEN.
 
-    No recency, hit, root or split comes of it.  O(tokens of the key, to hash them for the ghosts +
-    for each namespace the nodes and bytes that match); where there are many children they are
-    sorted once, as by `acquire`.
+    O(tokens of the key, to hash them for the ghosts + for each namespace the nodes and bytes that
+    match); where there are many children they are sorted once, as by `acquire`.
 
     >>> from radixcache import CacheConfig, RadixCache
     >>> cache = RadixCache(CacheConfig(num_blocks=8, block_size=2))
@@ -194,9 +191,7 @@ def explain(
     (3, 'diverged', 9, 4)
     """
     is_stale = newest_epoch is not None and key.namespace.epoch < newest_epoch
-    here = _NOWHERE
-    if is_enabled and not is_stale:
-        here = _reach(key.namespace, key, tree)
+    here = _reach(key.namespace, key, tree) if is_enabled and not is_stale else _NOWHERE
     missing = here.num_tokens if here.num_tokens < key.num_tokens - 1 else None
     evicted, elsewhere = None, _NO_OTHER
     if not is_enabled:
@@ -208,9 +203,8 @@ def explain(
     else:
         if ghosts is not None:
             evicted = ghosts.lookup(key.namespace, key.tokens, num_cached=missing)
-        if evicted is not None and evicted.num_blocks:
-            cause = Cause.EVICTED
-        else:
+        cause = Cause.EVICTED
+        if evicted is None or not evicted.num_blocks:
             elsewhere = _elsewhere(key, tree, among, missing)
             cause = _cause_of(key, here, elsewhere, tree.block_size)
     return Explanation(

@@ -79,7 +79,7 @@ def load_tree(cache: RadixCache, manifest: bytes) -> dict[int, int]:
     Copy each block's K/V before the next step runs.  Order of eviction, hits and creation times
     are as they were.  O(nodes + tokens).
     Raises InvalidSnapshot for a damaged or foreign manifest, another block size, a cache that is
-    not empty, or a pool too small; the cache is untouched then.
+    not empty, or a pool or quota too small; the cache is untouched then.
     """
     body = _checked_body(manifest)
     _check_fits(cache, body)

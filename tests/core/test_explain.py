@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import msgspec
 import pytest
@@ -37,17 +38,9 @@ def haunted(num_blocks: int = 16, block_size: int = 1) -> RadixCache:
 
 
 @pytest.fixture
-def make_haunted() -> Iterator[Callable[..., RadixCache]]:
-    """`haunted`, with a check of each cache when the test ends."""
-    made: list[RadixCache] = []
-
-    def make(*sizes: int, **config: int) -> RadixCache:
-        made.append(haunted(*sizes, **config))
-        return made[-1]
-
-    yield make
-    for cache in made:
-        cache.check()
+def make_haunted(make_cache: Callable[..., RadixCache]) -> Callable[..., RadixCache]:
+    """`make_cache`, of caches that remember everything that they evict."""
+    return partial(make_cache, max_ghosts=1000)
 
 
 def test_what_is_cached_but_for_the_last_token_is_a_hit(make_cache):
