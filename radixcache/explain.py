@@ -191,16 +191,12 @@ def explain(
     (3, 'diverged', 9, 4)
     """
     is_stale = newest_epoch is not None and key.namespace.epoch < newest_epoch
-    here = _reach(key.namespace, key, tree) if is_enabled and not is_stale else _NOWHERE
+    is_reachable = is_enabled and not is_stale
+    here = _reach(key.namespace, key, tree) if is_reachable else _NOWHERE
     missing = here.num_tokens if here.num_tokens < key.num_tokens - 1 else None
     evicted, elsewhere = None, _NO_OTHER
-    if not is_enabled:
-        cause = Cause.DISABLED
-    elif is_stale:
-        cause = Cause.EPOCH
-    elif missing is None:
-        cause = Cause.HIT
-    else:
+    cause = Cause.HIT if is_reachable else Cause.EPOCH if is_enabled else Cause.DISABLED
+    if is_reachable and missing is not None:
         if ghosts is not None:
             evicted = ghosts.lookup(key.namespace, key.tokens, num_cached=missing)
         cause = Cause.EVICTED
