@@ -113,7 +113,7 @@ def compare(folder: Path, store: Path | None) -> None:
             start=0,
             tokens=torch.tensor(row, dtype=torch.int32).numpy().tobytes(),
             block_table=torch.arange(num_blocks, dtype=torch.int32).numpy().tobytes(),
-            draw=None,
+            draws=(),
         )
         with torch.inference_mode():
             batch = build_batch([whole], block_size=block_size, device=torch.device("cpu"))

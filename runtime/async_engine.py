@@ -45,7 +45,7 @@ class RequestStream:
         if not self.unfinished:
             raise StopAsyncIteration
         output = await self.news.get()
-        if output.finish_reason is not None:
+        if output.is_last:
             self.unfinished.discard(output.request_id)
         return output
 
@@ -210,7 +210,7 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
-            if output.finish_reason is not None:
+            if output.is_last:
                 del self._streams[output.request_id]
             by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, news in by_loop.items():
@@ -238,4 +238,5 @@ def _broken(request_id: str, failure: str | None) -> RequestOutput:
         usage=usage,
         finish_reason="error",
         error=failure or "the engine stopped",
+        is_last=True,
     )

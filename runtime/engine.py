@@ -281,6 +281,7 @@ class Engine:
             ),
             finish_reason=reason,
             error=error,
+            is_last=reason is not None,
         )
 
     def _fail(self, reason: str) -> list[RequestOutput]:

@@ -1,7 +1,7 @@
 """A step as a value: what to compute, and what came of it.
 
-Owns: the two records between scheduler and executor.  Does not know: how either works.
-Idea: both are plain data, so a step can be written to a file and run again.
+Owns: the records between scheduler and executor.  Does not know: how either works.
+Idea: all are plain data, so a step can be written to a file and run again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,27 @@ import msgspec
 from radixcache.lease import BlockCopy
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """How likely a token was, and which ones were likeliest; natural logarithms.
+
+    Of the model's own distribution: before temperature, filters, biases and penalties.
+    token    log-probability of the token that stands there
+    top_ids  the likeliest tokens, likeliest first; of equal ones the lower id first
+    top      their log-probabilities
+    """
+
+    token: float
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
+
+
 class Draw(msgspec.Struct, frozen=True, kw_only=True):
-    """How to choose the token behind a slice; the noise comes from (seed, position) alone."""
+    """How to choose a token behind a slice; the noise comes from (seed, position) alone.
+
+    bias_ids, bias  packed int32 ids, each once, and packed float32: added to their logits
+    allowed         one bit a token, bit i % 32 of word i // 32 of packed int32; empty allows all
+    num_logprobs    report the token's log-probability and so many of the likeliest; None: nothing
+    """
 
     temperature: float
     top_k: int
@@ -20,22 +39,41 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float
     seed: int
     position: int
+    bias_ids: bytes = b""
+    bias: bytes = b""
+    allowed: bytes = b""
+    num_logprobs: int | None = None
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """A run of one sequence's tokens to compute.
 
-    start        position of the first token
-    tokens       packed ids
-    block_table  packed int32 block ids, from the sequence's begin to the end of this run
-    draw         how to choose the next token; None where more of the sequence follows
+        tokens   │ kept: K/V is there │ to store │
+                 start … start + num_kept   …   end
+        targets        │ of rows first_target … │
+
+    start         position of the first token
+    tokens        packed ids
+    block_table   packed int32 block ids, from the sequence's begin to the end of this run
+    draws         how to choose the next token, once for each branch that begins here; none where
+                  more of the sequence follows, or nothing is to be drawn
+    num_kept      leading tokens whose K/V must not be written again: they are computed only for
+                  their logits
+    targets       packed ids of the tokens that follow rows `first_target` …, whose
+                  log-probabilities are wanted; empty for none
+    first_target  row of this slice that the first target follows
+    num_logprobs  likeliest tokens to report beside each target
     """
 
     request_id: str
     start: int
     tokens: bytes
     block_table: bytes
-    draw: Draw | None
+    draws: tuple[Draw, ...] = ()
+    num_kept: int = 0
+    targets: bytes = b""
+    first_target: int = 0
+    num_logprobs: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +88,15 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step gave: one token for each slice with a `draw`, in order."""
+    """What a step gave, in the order of its slices.
+
+    token_ids         one token for each draw
+    logprobs          one entry for each draw, None where none were asked for; empty where no draw
+                      asked
+    target_logprobs   one entry for each target, slices end to end
+    """
 
     step: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    target_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -17,7 +17,8 @@ from runtime.async_engine import AsyncEngine
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
 from runtime.errors import InvalidSetting, RuntimeFault
 from runtime.loading import Runtime, load_runtime
-from runtime.server.app import DRAIN_S, create_app
+from runtime.server.app import create_app
+from runtime.server.config import ServerConfig
 
 
 class PortTaken(RuntimeFault):
@@ -45,26 +46,30 @@ def run(args: argparse.Namespace) -> int:
         with shown_progress(quiet=args.json) as progress:
             runtime = load_runtime(config, progress=progress)
         _announce(runtime, listener, as_json=args.json)
-        app = create_app(runtime)
+        settings = ServerConfig()
+        app = create_app(runtime, settings)
         http = uvicorn.Config(
-            app, log_level=args.log_level, timeout_graceful_shutdown=int(DRAIN_S) + 5
+            app, log_level=args.log_level, timeout_graceful_shutdown=int(settings.drain_s) + 5
         )
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like an interrupt
         with suppress(KeyboardInterrupt):  # raised again once everything has stopped in order
-            _Server(http, app.state.engine).run(sockets=[listener])
+            _Server(http, app.state.engine, drain_s=settings.drain_s).run(sockets=[listener])
     return 0
 
 
 class _Server(uvicorn.Server):
     """Ends what is in flight within the drain time, before connections are cut."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, *, drain_s: float) -> None:
         super().__init__(config)
         self._engine = engine
+        self._drain_s = drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the engine while connections close."""
-        draining = asyncio.ensure_future(asyncio.to_thread(self._engine.stop, drain_s=DRAIN_S))
+        draining = asyncio.ensure_future(
+            asyncio.to_thread(self._engine.stop, drain_s=self._drain_s)
+        )
         await super().shutdown(sockets)
         await draining
 

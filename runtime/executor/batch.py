@@ -29,7 +29,7 @@ def build_batch(slices: Sequence[Slice], *, block_size: int, device: torch.devic
     owner = np.repeat(np.arange(len(slices)), counts)
     positions = np.arange(q_start[-1], dtype=np.int64) + (starts - q_start[:-1])[owner]
     blocks = block_table[owner, positions // block_size].astype(np.int64)
-    chosen = [index for index, piece in enumerate(slices) if piece.draw is not None]
+    chosen = [index for index, piece in enumerate(slices) if piece.draws]
 
     def on_device(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -42,5 +42,5 @@ def build_batch(slices: Sequence[Slice], *, block_size: int, device: torch.devic
         seq_lens=on_device(starts + counts),
         q_start=on_device(q_start),
         choose_rows=on_device(q_start[1:][chosen].astype(np.int64) - 1),
-        draws=[piece.draw for piece in slices if piece.draw is not None],
+        draws=[draw for piece in slices for draw in piece.draws],
     )

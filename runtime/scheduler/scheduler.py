@@ -87,7 +87,7 @@ class Scheduler:
             if sequence in self.closing:
                 self.drop(sequence)
                 continue
-            token = next(token_ids) if piece.draw is not None else None
+            token = next(token_ids) if piece.draws else None
             if token is not None:
                 sequence.output.append(token)
                 sequence.sampled = token
@@ -182,7 +182,7 @@ class Scheduler:
             start=start,
             tokens=bytes(lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]),
             block_table=lease.block_table[:num_blocks].tobytes(),
-            draw=_draw(sequence, end) if draws else None,
+            draws=(_draw(sequence, end),) if draws else (),
         )
         self._planned.append((sequence, piece))
         return count

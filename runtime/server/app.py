@@ -6,6 +6,7 @@ Owns: putting them together.  Does not know: what a route does.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,20 +23,28 @@ from runtime.async_engine import AsyncEngine
 from runtime.errors import RuntimeFault
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
+from runtime.server.config import ServerConfig
+from runtime.server.context import Served
 from runtime.server.errors import answer_error
 from runtime.server.routes import Endpoints
 
-DRAIN_S = 10.0
-"""How long requests in flight may go on after the server is told to stop, in seconds."""
 
-
-def create_app(runtime: Runtime, *, drain_s: float = DRAIN_S) -> Starlette:
+def create_app(runtime: Runtime, config: ServerConfig | None = None) -> Starlette:
     """Return the application that serves a runtime; its lifespan runs the engine's thread.
 
     `app.state.engine` is the `AsyncEngine`, for whoever stops it earlier.
     """
+    config = config or ServerConfig()
     engine = AsyncEngine(runtime.engine)
-    endpoints = Endpoints(runtime, engine, ServerMetrics(lambda: engine.latest_stats))
+    served = Served(
+        runtime=runtime,
+        engine=engine,
+        metrics=ServerMetrics(lambda: engine.latest_stats),
+        config=config,
+        clock=time.monotonic,
+        created=int(time.time()),
+    )
+    endpoints = Endpoints(served)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -43,7 +52,7 @@ def create_app(runtime: Runtime, *, drain_s: float = DRAIN_S) -> Starlette:
         try:
             yield
         finally:
-            await asyncio.to_thread(engine.stop, drain_s=drain_s)
+            await asyncio.to_thread(engine.stop, drain_s=config.drain_s)
 
     app = Starlette(
         routes=[

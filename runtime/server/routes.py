@@ -17,11 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from runtime.async_engine import AsyncEngine, RequestStream
-from runtime.errors import ModelNotFound
-from runtime.loading import Runtime
-from runtime.metrics import CONTENT_TYPE, ServerMetrics
-from runtime.request import Request, RequestOutput, SamplingParams, Usage, pack_prompt
+from runtime.metrics import CONTENT_TYPE
+from runtime.request import RequestOutput, SamplingParams, Usage
 from runtime.server.answers import (
     Answer,
     ChatChoice,
@@ -36,8 +33,11 @@ from runtime.server.answers import (
     TextChoice,
     sum_usage,
 )
+from runtime.server.bodies import read_body
+from runtime.server.context import Served, caller_of
 from runtime.server.disconnect import EventStream, until_disconnect
-from runtime.server.errors import BodyTooLarge, MalformedBody, json_response
+from runtime.server.errors import json_response
+from runtime.server.generation import Ask, News, generate
 from runtime.server.openai import (
     DEFAULT_COMPLETION_TOKENS,
     ChatRequest,
@@ -45,43 +45,29 @@ from runtime.server.openai import (
     CompletionRequest,
 )
 
-MAX_BODY_BYTES = 8 << 20
-"""Largest request body, in bytes."""
+FAILED = ("error", "abort", "timeout")
+"""Finish reasons of requests that gave no whole answer."""
 
 Body = TypeVar("Body", bound=CompletionOptions)
 MakeChoice = Callable[[int, str, "tuple[int, ...]", "str | None"], Choice]
 
 
 class Endpoints:
-    """The server's endpoints over one engine.
+    """The server's endpoints over one engine."""
 
-    clock  monotonic seconds, for durations
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        engine: AsyncEngine,
-        metrics: ServerMetrics,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._runtime = runtime
-        self._engine = engine
-        self._metrics = metrics
-        self._clock = clock
-        self._created = int(time.time())
+    def __init__(self, served: Served) -> None:
+        self._served = served
 
     async def health(self, request: HttpRequest) -> Response:
         """`GET /health`: 200 while the engine serves, 503 with the reason when it broke."""
-        failure = self._engine.failure
+        failure = self._served.engine.failure
         if failure is not None:
             raise HTTPException(503, failure)
         return json_response({"status": "ok"})
 
     async def metrics(self, request: HttpRequest) -> Response:
         """`GET /metrics`: Prometheus' text form."""
-        return Response(self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(self._served.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def models(self, request: HttpRequest) -> Response:
         """`GET /v1/models`: the one model that is served."""
@@ -89,14 +75,14 @@ class Endpoints:
 
     async def model(self, request: HttpRequest) -> Response:
         """`GET /v1/models/{name}`: that model, or 404."""
-        self._check_model(request.path_params["name"])
+        self._served.check_model(request.path_params["name"])
         return json_response(self._card())
 
     async def chat(self, request: HttpRequest) -> Response:
         """`POST /v1/chat/completions`."""
-        body = await _read(request, ChatRequest)
-        self._check_model(body.model)
-        ids = await run_in_threadpool(self._runtime.chat_tokens, body.template_messages())
+        body = await self._read(request, ChatRequest)
+        self._served.check_model(body.model)
+        ids = await run_in_threadpool(self._served.runtime.chat_tokens, body.template_messages())
         max_tokens = body.max_completion_tokens
         if max_tokens is None:
             max_tokens = body.max_tokens
@@ -106,11 +92,11 @@ class Endpoints:
 
     async def completions(self, request: HttpRequest) -> Response:
         """`POST /v1/completions`."""
-        body = await _read(request, CompletionRequest)
-        self._check_model(body.model)
+        body = await self._read(request, CompletionRequest)
+        self._served.check_model(body.model)
         prompts = [
             await run_in_threadpool(
-                self._runtime.prompt_tokens, prompt, parse_special=body.parse_special
+                self._served.runtime.prompt_tokens, prompt, parse_special=body.parse_special
             )
             if isinstance(prompt, str)
             else prompt
@@ -129,94 +115,43 @@ class Endpoints:
         sampling: SamplingParams,
         kind: str,
     ) -> Response:
-        began = self._clock()
         chat = kind == "chat.completion"
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        names = [f"{answer_id}/{place}" for place in range(len(prompts))]
-        stream = await self._engine.submit(
-            *(
-                Request(request_id=name, prompt=pack_prompt(ids), sampling=sampling)
-                for name, ids in zip(names, prompts, strict=True)
-            )
+        news = await generate(
+            self._served,
+            Ask(
+                name=answer_id,
+                prompts=prompts,
+                sampling=sampling,
+                caller=caller_of(request),
+                remembers=chat,
+            ),
         )
         envelope = Answer(
             id=answer_id,
             object="chat.completion.chunk" if chat and body.stream else kind,
             created=int(time.time()),
-            model=self._runtime.name,
+            model=self._served.runtime.name,
             choices=(),
         )
-        news = self._observed(stream, began)
-        if chat:
-            news = self._remembered(news, pack_prompt(prompts[0]))
-        places = {name: place for place, name in enumerate(names)}
         if body.stream:
             make = _choice_maker(chat=chat, whole=False, with_ids=body.return_token_ids)
-            return EventStream(_events(news, places, envelope, make, body.include_usage))
+            return EventStream(_events(news, envelope, make, body.include_usage))
         make = _choice_maker(chat=chat, whole=True, with_ids=body.return_token_ids)
-        return await until_disconnect(request.receive, _whole(news, places, envelope, make))
+        num_choices = len(prompts) * sampling.n
+        return await until_disconnect(request.receive, _whole(news, num_choices, envelope, make))
 
-    async def _observed(
-        self, stream: RequestStream, began: float
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Pass news on, observe durations, and abort what has not ended when closed."""
-        started: set[str] = set()
-        async with aclosing(stream):
-            async for output in stream:
-                if output.token_ids and output.request_id not in started:
-                    started.add(output.request_id)
-                    cached = "yes" if output.usage.cached_tokens else "no"
-                    self._metrics.time_to_first_token.labels(cached).observe(self._clock() - began)
-                if output.finish_reason is not None:
-                    self._metrics.request_duration.observe(self._clock() - began)
-                yield output
-
-    async def _remembered(
-        self, news: AsyncGenerator[RequestOutput, None], prompt: bytes
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Pass a chat's news on, and note which ids its text was made of."""
-        texts: list[str] = []
-        ids: list[int] = []
-        async with aclosing(news):
-            async for output in news:
-                texts.append(output.text)
-                ids += output.token_ids
-                if output.finish_reason in ("stop", "length"):
-                    self._runtime.remember_reply(prompt, "".join(texts), ids)
-                yield output
+    async def _read(self, request: HttpRequest, kind: type[Body]) -> Body:
+        body = await read_body(request, kind, max_bytes=self._served.config.max_body_bytes)
+        body.check()
+        return body
 
     def _card(self) -> ModelCard:
         return ModelCard(
-            id=self._runtime.name,
-            created=self._created,
-            max_model_len=self._runtime.engine.config.max_len,
+            id=self._served.runtime.name,
+            created=self._served.created,
+            max_model_len=self._served.runtime.engine.config.max_len,
         )
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._runtime.name:
-            raise ModelNotFound(
-                f"this server serves {self._runtime.name!r}, not {name!r}: see /v1/models",
-                param="model",
-            )
-
-
-async def _read(request: HttpRequest, kind: type[Body]) -> Body:
-    """Read and check a body.  Raises BodyTooLarge, MalformedBody, msgspec.ValidationError."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"the body exceeds {MAX_BODY_BYTES} bytes")
-        chunks.append(chunk)
-    try:
-        body = msgspec.json.decode(b"".join(chunks), type=kind)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise MalformedBody(f"the body is not JSON: {error}") from None
-    body.check()
-    return body
 
 
 def _choice_maker(*, chat: bool, whole: bool, with_ids: bool) -> MakeChoice:
@@ -241,33 +176,26 @@ def _choice_maker(*, chat: bool, whole: bool, with_ids: bool) -> MakeChoice:
 
 
 async def _whole(
-    news: AsyncGenerator[RequestOutput, None],
-    places: dict[str, int],
-    envelope: Answer,
-    make: MakeChoice,
+    news: AsyncGenerator[News, None], num_choices: int, envelope: Answer, make: MakeChoice
 ) -> Response:
-    texts = [""] * len(places)
-    ids: list[tuple[int, ...]] = [()] * len(places)
+    texts = [""] * num_choices
+    ids: list[tuple[int, ...]] = [()] * num_choices
     last: dict[int, RequestOutput] = {}
     async with aclosing(news):
-        async for output in news:
-            place = places[output.request_id]
+        async for piece in news:
+            place, output = piece.place, piece.output
             texts[place] += output.text
             ids[place] += output.token_ids
             last[place] = output
-            if output.finish_reason in ("error", "abort"):
+            if output.finish_reason in FAILED:
                 raise HTTPException(500, _failure_text(output))
-    choices = [make(p, texts[p], ids[p], last[p].finish_reason) for p in range(len(places))]
-    usage = sum_usage([last[p].usage for p in range(len(places))])
+    choices = [make(p, texts[p], ids[p], last[p].finish_reason) for p in range(num_choices)]
+    usage = sum_usage([last[p].usage for p in range(num_choices)])
     return json_response(msgspec.structs.replace(envelope, choices=choices, usage=usage))
 
 
 async def _events(
-    news: AsyncGenerator[RequestOutput, None],
-    places: dict[str, int],
-    envelope: Answer,
-    make: MakeChoice,
-    include_usage: bool,
+    news: AsyncGenerator[News, None], envelope: Answer, make: MakeChoice, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream, as JSON: a first one for each chat choice, pieces, usage, done."""
     encode = msgspec.json.encode
@@ -281,10 +209,10 @@ async def _events(
         yield encode(msgspec.structs.replace(envelope, choices=(opening,)))
     failed = False
     async with aclosing(news):
-        async for output in news:
-            place = places[output.request_id]
+        async for piece in news:
+            place, output = piece.place, piece.output
             usages[place] = output.usage
-            if output.finish_reason in ("error", "abort"):
+            if output.finish_reason in FAILED:
                 failed = True
                 yield encode(
                     ErrorAnswer(ErrorBody(message=_failure_text(output), type="server_error"))

@@ -35,7 +35,7 @@ def slices(draw_from, block_size: int) -> list[Slice]:
                 start=start,
                 tokens=pack_tokens(tokens),
                 block_table=pack_tokens(blocks),
-                draw=draw(start + count) if draw_from(st.booleans()) else None,
+                draws=(draw(start + count),) * draw_from(st.integers(0, 2)),
             )
         )
     return pieces
@@ -64,9 +64,9 @@ def loop_reference(pieces: list[Slice], block_size: int) -> dict[str, list]:
         fields["block_table"].append(table + [-1] * (widest - len(table)))
         fields["seq_lens"].append(fields["positions"][-1] + 1)
         fields["q_start"].append(len(fields["token_ids"]))
-        if piece.draw is not None:
+        for _ in piece.draws:
             fields["choose_rows"].append(len(fields["token_ids"]) - 1)
-            fields["draws"].append(piece.draw)
+            fields["draws"] += piece.draws
     return fields
 
 
@@ -81,9 +81,7 @@ def test_a_batch_is_what_plain_loops_build(data, block_size):
 
 
 def test_dtypes_are_those_that_kernels_read():
-    piece = Slice(
-        request_id="r", start=1, tokens=pack_tokens([5]), block_table=pack_tokens([3]), draw=None
-    )
+    piece = Slice(request_id="r", start=1, tokens=pack_tokens([5]), block_table=pack_tokens([3]))
     batch = build_batch([piece], block_size=2, device=CPU)
     for name in ("token_ids", "positions", "slot_mapping", "choose_rows"):
         assert getattr(batch, name).dtype == torch.int64, name
@@ -93,7 +91,7 @@ def test_dtypes_are_those_that_kernels_read():
 
 def test_a_batch_shares_no_memory_with_its_plan():
     tokens, table = pack_tokens([1, 2]), pack_tokens([0, 1])
-    piece = Slice(request_id="r", start=0, tokens=tokens, block_table=table, draw=None)
+    piece = Slice(request_id="r", start=0, tokens=tokens, block_table=table)
     batch = build_batch([piece], block_size=1, device=CPU)
     batch.token_ids.fill_(9)
     batch.block_table.fill_(9)

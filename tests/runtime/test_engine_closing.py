@@ -70,7 +70,7 @@ def test_computing_the_last_token_is_no_news_and_draws_nothing():
     bench = finished_turn("length", 4, 8)
     assert bench.step() == []
     (piece,) = bench.plans[-1].slices
-    assert (piece.start, piece.draw) == (7, None)
+    assert (piece.start, piece.draws) == (7, ())
     assert bench.engine.stats().completion_tokens == NUM_OUTPUT
 
 

@@ -55,7 +55,7 @@ class RecordingExecutor(ModelExecutor):
         self._project, model.logits = model.logits, self._keep
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self._drawing = [piece.request_id for piece in plan.slices if piece.draw is not None]
+        self._drawing = [piece.request_id for piece in plan.slices if piece.draws]
         return super().execute(plan)
 
     def _keep(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def logits_in_chunks(executor: ModelExecutor, ids: list[int], chunk: int) -> tor
             start=start,
             tokens=np.array(piece, np.int32).tobytes(),
             block_table=np.arange(num_blocks, dtype=np.int32).tobytes(),
-            draw=None,
+            draws=(),
         )
         with torch.inference_mode():
             batch = build_batch([plan], block_size=block_size, device=torch.device("cpu"))

@@ -128,9 +128,9 @@ class FakeExecutor:
                     f"{position} of {own}, but it holds {held}"
                 )
             seen.append(held[1][-1])
-        if piece.draw is None:
+        if not piece.draws:
             return None
-        if end != len(own) or piece.draw.position != end:
+        if end != len(own) or piece.draws[0].position != end:
             raise self._fault(f"{piece} draws behind token {end} of {len(own)}")
         own.append(next_token(seen, self.vocab_size))
         return own[-1]

@@ -20,6 +20,7 @@ from runtime.engine import Engine
 from runtime.loading import Memory, Runtime
 from runtime.plan import Slice, StepPlan, StepResult
 from runtime.server.app import create_app
+from runtime.server.config import ServerConfig
 from runtime.tokenizer.replies import ReplyMemory
 from tests.support.smollm2 import open_smollm2
 
@@ -45,7 +46,7 @@ class HashExecutor:
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
-        drawn = [piece for piece in plan.slices if piece.draw is not None]
+        drawn = [piece for piece in plan.slices if piece.draws]
         ids = (_next_token(piece, self.vocab_size) for piece in drawn)
         return StepResult(step=plan.step, token_ids=tuple(ids))
 
@@ -93,7 +94,7 @@ def quick_runtime(*, num_blocks: int = 64, max_waiting: int = 64, max_running: i
 def serving(runtime: Runtime, *, drain_s: float = 5.0) -> Iterator[str]:
     """Serve on a free port of this machine; yields the base URL; checks for leaks at the end."""
     config = uvicorn.Config(
-        create_app(runtime, drain_s=drain_s), port=0, log_level="error", lifespan="on"
+        create_app(runtime, ServerConfig(drain_s=drain_s)), port=0, log_level="error", lifespan="on"
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="http")
