@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("radixcache", "kernels", "runtime")
 FILES = [
     path
-    for folder in (*PACKAGES, "tests", "benchmarks")
+    for folder in (*PACKAGES, "tests", "benchmarks", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 CODE = [path for path in FILES if path.relative_to(ROOT).parts[0] in PACKAGES]
@@ -31,7 +31,7 @@ DEVICE_SIDE = ("executor", "kv", "models", "weights", "decoding")
 DECIDING_SIDE = ("runtime.scheduler", "runtime.engine", "runtime.server")
 TENSORS = {"torch", "triton"}
 
-OPTIONAL = {"huggingface_hub", "triton"}
+OPTIONAL = {"huggingface_hub", "llguidance", "opentelemetry", "triton"}
 """Third parties that may be absent: they, and the files of ours that import them, may come late."""
 
 LATE_ON_PURPOSE = {
@@ -177,11 +177,12 @@ def wraps_an_optional(module: str) -> bool:
     return bool(uses & OPTIONAL)
 
 
-def test_the_hub_client_is_imported_in_one_file():
+@pytest.mark.parametrize("optional", sorted(OPTIONAL - {"triton"}))
+def test_an_optional_third_party_is_imported_in_one_file(optional):
     users = [
         name_of(path)
         for path in CODE
-        if any(top(found.module) == "huggingface_hub" for found in imports_of(parsed(path)))
+        if any(top(found.module) == optional for found in imports_of(parsed(path)))
     ]
     assert len(users) <= 1
 
