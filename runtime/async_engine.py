@@ -51,6 +51,10 @@ class RequestStream:
 
     async def aclose(self) -> None:
         """Abort what has not ended."""
+        self.close()
+
+    def close(self) -> None:
+        """Abort what has not ended; also for whoever can't await, such as a destructor."""
         if self.unfinished:
             self._abort(self)
             self.unfinished = set()
@@ -81,6 +85,11 @@ class AsyncEngine:
     def failure(self) -> str | None:
         """What broke the engine for good, or None while it serves."""
         return self._failure
+
+    @property
+    def is_stopping(self) -> bool:
+        """True from the moment that no more requests are taken."""
+        return self._stopping or self._closed
 
     def start(self) -> None:
         """Start the thread."""
@@ -176,8 +185,8 @@ class AsyncEngine:
         self._stopping = True
 
     def _abort_all(self) -> None:
-        ended = [self._engine.abort(request_id) for request_id in list(self._streams)]
-        self._deliver([output for output in ended if output is not None])
+        for request_id in list(self._streams):
+            self._deliver(self._engine.abort(request_id))
 
     def _run(self) -> None:
         """The thread: carry out what came in, run a step, pass on its news."""

@@ -9,6 +9,7 @@ import msgspec
 
 from radixcache.policy import POLICIES
 from runtime.errors import InvalidSetting
+from runtime.scheduler.ordering import ORDERINGS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The model that `radixcache pull` fetches and every command uses unless told otherwise."""
@@ -34,6 +35,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_chunk_tokens     tokens of one prompt computed in one step; 0: as many as the budget has
     max_running          sequences computed together
     max_waiting          requests that may wait; more are refused
+    ordering             who waits less: fcfs, longest_prefix, depth_first or priority
+    max_overtaken        how many later requests may be admitted before one that waits
+    watermark            share of the pool that stays free for running sequences to grow into when
+                         another is admitted
     num_threads          threads of the CPU kernels; 0 leaves the choice to torch
 
     Raises InvalidSetting that names the field.
@@ -52,6 +57,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_chunk_tokens: int = 0
     max_running: int = 64
     max_waiting: int = 1024
+    ordering: str = "fcfs"
+    max_overtaken: int = 64
+    watermark: float = 0.01
     num_threads: int = 0
 
     def __post_init__(self) -> None:
@@ -81,6 +89,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             max_chunk_tokens=self.max_chunk_tokens,
             max_running=self.max_running,
             max_waiting=self.max_waiting,
+            ordering=self.ordering,
+            max_overtaken=self.max_overtaken,
+            watermark=self.watermark,
         )
 
 
@@ -95,8 +106,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_chunk_tokens: int = 0
     max_running: int = 64
     max_waiting: int = 1024
+    ordering: str = "fcfs"
+    max_overtaken: int = 64
+    watermark: float = 0.01
 
     def __post_init__(self) -> None:
+        if self.ordering not in ORDERINGS:
+            raise InvalidSetting(
+                f"ordering is {self.ordering!r}: choose one of {', '.join(ORDERINGS)}"
+            )
+        if not isinstance(self.watermark, int | float) or not 0 <= self.watermark < 1:
+            raise InvalidSetting(f"watermark must be from 0 to below 1, not {self.watermark!r}")
+        _at_least("max_overtaken", self.max_overtaken, 0)
         for name in ("max_len", "max_step_tokens", "max_running", "max_waiting"):
             _at_least(name, getattr(self, name), 1)
         _at_least("max_chunk_tokens", self.max_chunk_tokens, 0)

@@ -8,6 +8,8 @@ engine runs in tests without a model.
 
 from __future__ import annotations
 
+import heapq
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
@@ -16,14 +18,22 @@ import msgspec
 import numpy as np
 
 from radixcache.cache import RadixCache
+from radixcache.namespace import Namespace
 from radixcache.stats import CacheStats
 from runtime.config import EngineConfig
-from runtime.errors import EngineFailure, InvalidRequest, InvalidSetting, PromptTooLong, ServerBusy
-from runtime.plan import StepPlan, StepResult
-from runtime.request import FinishReason, Request, RequestOutput, Usage
-from runtime.scheduler.scheduler import Scheduler
+from runtime.errors import (
+    CopiesFailed,
+    EngineFailure,
+    InvalidRequest,
+    InvalidSetting,
+    PromptTooLong,
+    ServerBusy,
+)
+from runtime.live import LiveRequest
+from runtime.plan import StepPlan, StepResult, merge_results
+from runtime.request import FinishReason, Request, RequestOutput
+from runtime.scheduler.scheduler import Scheduler, Step
 from runtime.sequence import Sequence
-from runtime.tokenizer.detokenizer import Detokenizer, StopStrings
 from runtime.tokenizer.load import Tokenizer
 
 
@@ -39,29 +49,20 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     cached_tokens    prompt tokens found in the cache, counted once, at first admission
     finished         requests ended, by reason
+    failed_steps     steps that raised, and were computed again sequence by sequence
     preemptions      times that a sequence gave its blocks back to let an older one get on
     """
 
     running: int
     waiting: int
     steps: int
+    failed_steps: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     preemptions: int
     finished: dict[str, int]
     cache: CacheStats
-
-
-class _Live:
-    """A request in flight: its sequence, and its output on the way to text."""
-
-    __slots__ = ("detokenizer", "sequence", "stops")
-
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None) -> None:
-        self.sequence = sequence
-        self.detokenizer = Detokenizer(tokenizer) if tokenizer else None
-        self.stops = StopStrings(sequence.request.sampling.stop)
 
 
 class Engine:
@@ -74,6 +75,7 @@ class Engine:
     eos_ids     tokens that end a sequence
     vocab_size  token ids of prompts lie below
     draw_seed   gives a seed to each request that brings none
+    clock       tells the time in seconds, never backwards; for deadlines and waiting times
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Engine:
         eos_ids: frozenset[int],
         vocab_size: int,
         draw_seed: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         capacity = cache.config.num_blocks * cache.config.block_size
         if config.max_len > capacity:
@@ -98,10 +101,15 @@ class Engine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.scheduler = Scheduler(cache, config)
+        # Asked to let go of what is held outside the engine, where a request of a namespace finds
+        # no room; True where that may have helped.
+        self.give_way: Callable[[Namespace], bool] = lambda namespace: False
         self._executor = executor
         self._eos_ids = eos_ids
         self._draw_seed = draw_seed
-        self._live: dict[str, _Live] = {}
+        self._clock = clock
+        self._live: dict[str, LiveRequest] = {}
+        self._deadlines: list[tuple[float, str, LiveRequest]] = []  # a heap
         self._finished: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
 
@@ -139,13 +147,25 @@ class Engine:
                 f"token ids of this model lie from 0 to {self.vocab_size - 1}",
                 param="stop_token_ids",
             )
+        if request.sampling.n > self.config.max_running:
+            raise InvalidRequest(
+                f"n is {request.sampling.n}, and this server computes at most "
+                f"{self.config.max_running} sequences together",
+                param="n",
+            )
+        bias = [token_id for token_id, _ in request.sampling.logit_bias]
+        if bias and max(bias) >= self.vocab_size:
+            raise InvalidRequest(
+                f"token ids of this model lie from 0 to {self.vocab_size - 1}", param="logit_bias"
+            )
         if request.sampling.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer", param="stop")
 
     @property
     def is_full(self) -> bool:
-        """True where `max_waiting` requests wait, and one more would be refused."""
-        return len(self.scheduler.waiting) >= self.config.max_waiting
+        """True where `max_waiting` requests wait for the first time: one more would be refused."""
+        new = sum(sequence.num_cached is None for sequence in self.scheduler.waiting)
+        return new >= self.config.max_waiting
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -161,13 +181,20 @@ class Engine:
             )
         seed = request.sampling.seed
         sequence = Sequence(request, seed=self._draw_seed() if seed is None else seed)
-        self._live[request.request_id] = _Live(sequence, self.tokenizer)
+        if sequence.constraint is not None:
+            sequence.allowed = sequence.constraint.allowed()
+        now = self._clock()
+        live = LiveRequest(request, self.tokenizer, self._eos_ids, submitted=now)
+        live.begin(sequence)
+        self._live[request.request_id] = live
+        if request.timeout_s is not None:
+            heapq.heappush(self._deadlines, (now + request.timeout_s, request.request_id, live))
         self.scheduler.add(sequence)
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and free its blocks; return its last news, None if unknown."""
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End a request now and free its blocks; return the last news of each of its branches."""
         live = self._live.get(request_id)
-        return self._end(live, "abort", text="", tokens=()) if live else None
+        return self._end_all(live, "abort") if live else []
 
     def let_go(self) -> None:
         """Release finished sequences whose last token is still to be computed for the cache."""
@@ -177,18 +204,27 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the news of every request that it moved.
 
-        A step that fails ends its own requests with an error; all others go on.
+        A step that fails is computed again, one sequence at a time: those that fail alone end with
+        an error, all others go on.  So does every other request where one's own output fails.
         """
+        outputs = self._time_out()
         plan = self.scheduler.schedule()
         if not plan.slices:
-            return self._stuck()
+            return outputs + self._stuck()
         self._totals["steps"] += 1
+        self._note_begun()
         try:
             result = self._executor.execute(plan)
         except Exception as error:
-            return self._fail(f"{type(error).__name__}: {error}")
-        news = self.scheduler.apply(result)
-        return [self._advance(sequence, token) for sequence, token in news]
+            result, failed = self._retry(plan, error)
+            outputs += failed
+        steps = self.scheduler.apply(result)
+        for step in steps:  # all branches first, so that none is taken for the last
+            live = self._live[step.sequence.request.request_id]
+            live.begin(step.sequence)
+        for step in steps:
+            outputs += self._advance(step)
+        return outputs
 
     def stats(self) -> EngineStats:
         """Return the counters as one record; O(1)."""
@@ -196,6 +232,7 @@ class Engine:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             steps=self._totals["steps"],
+            failed_steps=self._totals["failed_steps"],
             prompt_tokens=self._totals["prompt_tokens"],
             cached_tokens=self._totals["cached_tokens"],
             completion_tokens=self._totals["completion_tokens"],
@@ -207,99 +244,110 @@ class Engine:
     def check(self) -> None:
         """Check the cache's invariants, and that every lease belongs to a live sequence."""
         self.cache.check()
-        held = {live.sequence.lease.lease_id for live in self._live.values() if live.sequence.lease}
+        branches = [branch for live in self._live.values() for branch in live.branches.values()]
+        held = {branch.sequence.lease.lease_id for branch in branches if branch.sequence.lease}
         held |= {s.lease.lease_id for s in self.scheduler.closing if s.lease}
         orphans = held ^ self.cache.leases.keys()
         if orphans:
             raise EngineFailure(f"leases without a sequence, or the reverse: {sorted(orphans)}")
 
-    def _advance(self, sequence: Sequence, token: int | None) -> RequestOutput:
+    def _advance(self, step: Step) -> list[RequestOutput]:
+        """Turn what a step brought one sequence into its news."""
+        sequence = step.sequence
         live = self._live[sequence.request.request_id]
-        if token is None:
-            return self._news(live, text="", tokens=())
-        if len(sequence.output) == 1:
-            self._totals["prompt_tokens"] += sequence.num_prompt_tokens
-            self._totals["cached_tokens"] += sequence.num_cached or 0
-        self._totals["completion_tokens"] += 1
-        sampling = sequence.request.sampling
-        stopped = token in sampling.stop_token_ids or (
-            token in self._eos_ids and not sampling.ignore_eos
-        )
-        text, found = "", False
-        if live.detokenizer and not stopped:
-            text, found = live.stops.push(live.detokenizer.push([token]))
-        if stopped or found:
-            return self._end(live, "stop", text=text, tokens=(token,), found=found)
-        limit = sampling.max_tokens or self.config.max_len
-        if len(sequence.output) >= limit or sequence.num_tokens >= self.config.max_len:
-            return self._end(live, "length", text=text, tokens=(token,))
-        return self._news(live, text=text, tokens=(token,))
+        if step.token is not None:
+            if len(sequence.output) == 1 and not sequence.index:
+                self._totals["prompt_tokens"] += sequence.num_prompt_tokens
+                self._totals["cached_tokens"] += sequence.num_cached or 0
+            self._totals["completion_tokens"] += 1
+        try:
+            news = live.advance(step, max_len=self.config.max_len)
+        except Exception as error:  # a constraint or a tokenizer that breaks down is its own
+            return self._end_all(live, "error", error=f"{type(error).__name__}: {error}")
+        if news.finish_reason is not None:
+            self._finish(live, sequence, news.finish_reason)
+            news = msgspec.structs.replace(news, is_last=not live.branches)
+        return [news]
 
-    def _end(
-        self,
-        live: _Live,
-        reason: FinishReason,
-        *,
-        text: str,
-        tokens: tuple[int, ...],
-        found: bool = False,
-        error: str | None = None,
-    ) -> RequestOutput:
-        if live.detokenizer and not found:
-            rest, found = live.stops.push(live.detokenizer.flush())
-            text += rest if found else rest + live.stops.flush()
-        last = self._news(live, text=text, tokens=tokens, reason=reason, error=error)
+    def _finish(self, live: LiveRequest, sequence: Sequence, reason: FinishReason) -> None:
+        """End a branch; its sequence goes wherever the scheduler wants it."""
         if reason in ("stop", "length"):
-            self.scheduler.finish(live.sequence)
+            self.scheduler.finish(sequence)
         else:
-            self.scheduler.drop(live.sequence)
-        del self._live[live.sequence.request.request_id]
+            self.scheduler.drop(sequence)
+        del live.branches[sequence.index]
         self._finished[reason] += 1
-        return last
+        if not live.branches:
+            del self._live[live.request.request_id]
 
-    def _news(
-        self,
-        live: _Live,
-        *,
-        text: str,
-        tokens: tuple[int, ...],
-        reason: FinishReason | None = None,
-        error: str | None = None,
-    ) -> RequestOutput:
-        sequence = live.sequence
-        cached = sequence.num_cached or 0
-        computed = min(sequence.num_computed, sequence.num_prompt_tokens) - cached
-        return RequestOutput(
-            request_id=sequence.request.request_id,
-            text=text,
-            token_ids=tokens,
-            usage=Usage(
-                prompt_tokens=sequence.num_prompt_tokens,
-                cached_tokens=cached,
-                computed_tokens=max(0, computed),
-                completion_tokens=len(sequence.output),
-            ),
-            finish_reason=reason,
-            error=error,
-            is_last=reason is not None,
-        )
-
-    def _fail(self, reason: str) -> list[RequestOutput]:
-        """End every request of the step in progress; what it wrote is not published."""
+    def _end_all(
+        self, live: LiveRequest, reason: FinishReason, *, error: str | None = None
+    ) -> list[RequestOutput]:
+        """End every branch of a request at once, and return their last news."""
         ended = []
+        for branch in list(live.branches.values()):
+            news = live.last_news(branch, reason, error=error)
+            self._finish(live, branch.sequence, reason)
+            ended.append(msgspec.structs.replace(news, is_last=not live.branches))
+        return ended
+
+    def _time_out(self) -> list[RequestOutput]:
+        """End every request whose deadline has passed."""
+        ended: list[RequestOutput] = []
+        now = self._clock() if self._deadlines else 0.0
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, name, live = heapq.heappop(self._deadlines)
+            if self._live.get(name) is live:
+                ended += self._end_all(live, "timeout", error="its time was over")
+        return ended
+
+    def _note_begun(self) -> None:
+        """Note how long those waited that are computed for the first time."""
         for sequence in self.scheduler.planned():
-            live = self._live.get(sequence.request.request_id)
-            if live is None or live.sequence is not sequence:
+            live = self._live_of(sequence)
+            if live is not None and live.queue_s is None:
+                live.queue_s = self._clock() - live.submitted
+
+    def _retry(self, plan: StepPlan, error: Exception) -> tuple[StepResult, list[RequestOutput]]:
+        """Compute the slices of a failed step one by one, and end the requests of those that fail.
+
+        Slices may be computed again, as each writes nothing but its own slots; copies may not, as
+        what they copy from may be written in the same step.
+        returns  the result of the slices that are left, and the last news of those that are not
+        """
+        self._totals["failed_steps"] += 1
+        is_whole = len(plan.slices) == 1 or isinstance(error, CopiesFailed)
+        results: list[StepResult] = []
+        failed: list[tuple[Sequence, Exception]] = []
+        for sequence, piece in zip(self.scheduler.planned(), plan.slices, strict=True):
+            try:
+                if is_whole:
+                    raise error
+                results.append(self._executor.execute(StepPlan(step=plan.step, slices=(piece,))))
+            except Exception as caught:
+                failed.append((sequence, caught))
+        ended: list[RequestOutput] = []
+        for sequence, caught in failed:
+            live = self._live_of(sequence)
+            if live is None:
                 self.scheduler.drop(sequence)  # was closing: its caller has everything
             else:
-                ended.append(self._end(live, "error", text="", tokens=(), error=reason))
-        return ended
+                ended += self._end_all(live, "error", error=f"{type(caught).__name__}: {caught}")
+        self.scheduler.forget_released()
+        return merge_results(plan.step, results), ended
+
+    def _live_of(self, sequence: Sequence) -> LiveRequest | None:
+        """Return the request of a sequence; None where it has ended and is only closing."""
+        live = self._live.get(sequence.request.request_id)
+        branch = live.branches.get(sequence.index) if live else None
+        return live if branch is not None and branch.sequence is sequence else None
 
     def _stuck(self) -> list[RequestOutput]:
         """Nothing could be planned: whoever waits first can't be served with what is left."""
         if self.scheduler.running or self.scheduler.closing or not self.scheduler.waiting:
             return []
-        sequence = self.scheduler.waiting[0]
-        live = self._live[sequence.request.request_id]
+        live = self._live[self.scheduler.waiting[0].request.request_id]
+        if self.give_way(live.request.namespace):
+            return []
         reason = "the pool has no room: its blocks are held by leases outside the engine"
-        return [self._end(live, "error", text="", tokens=(), error=reason)]
+        return self._end_all(live, "error", error=reason)

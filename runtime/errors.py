@@ -7,12 +7,15 @@ the server and the command line translate.
     ├── RequestError          the caller's mistake in one request
     │   ├── InvalidRequest       a field has a wrong value
     │   ├── PromptTooLong        the prompt fits neither the model nor the pool
-    │   └── ModelNotFound        another model was asked for than is served
+    │   ├── ModelNotFound        another model was asked for than is served
+    │   ├── SessionNotFound      no such session of the caller's: never was, closed, or expired
+    │   └── SessionBusy          the session generates or scores, or was changed meanwhile
     ├── InvalidSetting        the operator's mistake in a setting
     ├── ModelFileError        the model's files are missing, damaged or not supported
     │   └── DownloadError        a download failed, or its bytes are wrong
     ├── ServerBusy            too many requests wait: come back later
     └── EngineFailure         our bug, or the device's: the engine could not run a step
+        └── CopiesFailed         blocks were not copied, so nothing of the step can be computed again
 """
 
 
@@ -52,6 +55,14 @@ class ModelNotFound(RequestError):
     """A request names a model that this server does not serve."""
 
 
+class SessionNotFound(RequestError):
+    """The caller has no session of this id: there never was one, it was closed, or it expired."""
+
+
+class SessionBusy(RequestError):
+    """A session can't be used now: it generates or scores, or somebody changed it meanwhile."""
+
+
 class InvalidSetting(RuntimeFault):
     """A setting, or a set of them, that no engine or server can be built from."""
 
@@ -73,4 +84,8 @@ class ServerBusy(RuntimeFault):
 
 
 class EngineFailure(RuntimeFault):
-    """A step of the engine failed; the requests of that step are ended, the others go on."""
+    """A step of the engine failed; the requests that it failed for are ended, the others go on."""
+
+
+class CopiesFailed(EngineFailure):
+    """The copies of a step were not all carried out; every request of that step is ended."""

@@ -5,6 +5,7 @@ Owns: the order of building, and how much K/V fits.  Does not know: requests, HT
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from random import SystemRandom
@@ -21,10 +22,11 @@ from runtime.config import RuntimeConfig
 from runtime.engine import Engine, Executor
 from runtime.errors import InvalidRequest, InvalidSetting, PromptTooLong
 from runtime.executor.executor import ModelExecutor
+from runtime.grammar import Constrainer, Grammar
 from runtime.kv.store import KVStore
 from runtime.models.config import ModelConfig
 from runtime.models.llama import LlamaModel
-from runtime.request import MAX_SEED
+from runtime.request import MAX_SEED, Constraint
 from runtime.tokenizer.chat import ChatTemplate
 from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.replies import ReplyMemory
@@ -47,7 +49,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was built: the engine, and what its front ends need beside it.
 
-    replies  which token ids the latest replies were made of
+    replies      which token ids the latest replies were made of
+    constrainer  compiles what an output must look like
     """
 
     name: str
@@ -58,14 +61,20 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     replies: ReplyMemory
+    constrainer: Constrainer
 
     def chat_tokens(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Return a conversation's token ids; replies given lately keep theirs.
+
+        tools                  functions that the model may call, as chat templates expect them
+        add_generation_prompt  whether they end where the reply begins
 
         Raises InvalidRequest where the model has no chat template, or it refuses the messages.
         """
@@ -75,7 +84,19 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                 param="messages",
             )
         self._check_length(*(str(message.get("content")) for message in messages))
-        return self.chat_template.encode(messages, recall=partial(self.replies.recall, namespace))
+        return self.chat_template.encode(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            recall=partial(self.replies.recall, namespace),
+        )
+
+    def constrain(self, grammar: Grammar) -> Constraint:
+        """Compile what an output must look like; milliseconds, from any thread.
+
+        Raises InvalidRequest for a grammar that is wrong, too complex, or can't be had here.
+        """
+        return self.constrainer.compile(grammar)
 
     def remember_reply(
         self,
@@ -96,9 +117,16 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         if self.tokenizer.decode(ids, skip_special=False) == text:
             self.replies.remember(namespace, prompt, text, ids)
 
-    def prompt_tokens(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """Return a text's token ids.  Raises PromptTooLong at once for one that can't fit."""
+    def prompt_tokens(
+        self, text: str, *, parse_special: bool = False, begun: bool = False
+    ) -> list[int]:
+        """Return a text's token ids.  Raises PromptTooLong at once for one that can't fit.
+
+        begun  whether it follows other tokens, with which nothing of it is merged
+        """
         self._check_length(text)
+        if begun:
+            return self.tokenizer.encode_later(text, parse_special=parse_special)
         return self.tokenizer.encode_prompt(text, parse_special=parse_special)
 
     def _check_length(self, *texts: str) -> None:
@@ -151,6 +179,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
             enable_prefix_cache=config.enable_prefix_cache,
         ),
         policy=POLICIES[config.eviction_policy](),
+        clock=time.monotonic,
     )
     executor = ModelExecutor(model, store)
     random = SystemRandom()
@@ -172,6 +201,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         tokenizer=tokenizer,
         chat_template=chat_template,
         replies=ReplyMemory(),
+        constrainer=Constrainer(tokenizer),
     )
 
 

@@ -6,6 +6,8 @@ Idea: all are plain data, so a step can be written to a file and run again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from radixcache.lease import BlockCopy
@@ -63,6 +65,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
                   log-probabilities are wanted; empty for none
     first_target  row of this slice that the first target follows
     num_logprobs  likeliest tokens to report beside each target
+    index         which branch of the request it belongs to
     """
 
     request_id: str
@@ -74,6 +77,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     targets: bytes = b""
     first_target: int = 0
     num_logprobs: int = 0
+    index: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,3 +104,20 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     target_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+def merge_results(step: int, results: Sequence[StepResult]) -> StepResult:
+    """Return the results of a step's slices, computed apart, as one."""
+    asks = any(result.logprobs for result in results)
+    return StepResult(
+        step=step,
+        token_ids=tuple(token for result in results for token in result.token_ids),
+        logprobs=tuple(
+            logprobs
+            for result in results
+            for logprobs in (result.logprobs or (None,) * len(result.token_ids))
+        )
+        if asks
+        else (),
+        target_logprobs=tuple(t for result in results for t in result.target_logprobs),
+    )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
+import numpy as np
 import torch
 
 from kernels.sampling import sample
@@ -28,6 +29,7 @@ def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
     Greedy rows cost one argmax; the others a sort and V random numbers each.
     """
+    logits = _adjusted(logits, draws)
     tokens: list[int] = logits.argmax(-1).tolist()
     rows = [row for row, draw in enumerate(draws) if draw.temperature >= COLDEST]
     if rows:
@@ -45,6 +47,26 @@ def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         for row, token in zip(rows, chosen.tolist(), strict=True):
             tokens[row] = token
     return tokens
+
+
+def _adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Return logits with biases added, and tokens that are not allowed at minus infinity."""
+    rows = [row for row, draw in enumerate(draws) if draw.bias_ids or draw.allowed]
+    if not rows:
+        return logits
+    adjusted, vocab_size = logits.clone(), logits.shape[-1]
+    for row in rows:
+        draw = draws[row]
+        if draw.bias_ids:
+            ids = torch.from_numpy(np.frombuffer(draw.bias_ids, np.int32).astype(np.int64))
+            bias = torch.from_numpy(np.frombuffer(draw.bias, np.float32).copy())
+            adjusted[row].index_add_(0, ids.to(logits.device), bias.to(logits.device))
+        if draw.allowed:
+            words = np.frombuffer(draw.allowed, np.uint8)
+            bits = np.unpackbits(words, count=vocab_size, bitorder="little")
+            allowed = torch.from_numpy(bits).to(logits.device).bool()
+            adjusted[row].masked_fill_(~allowed, float("-inf"))
+    return adjusted
 
 
 def _noise(draw: Draw, vocab_size: int) -> torch.Tensor:

@@ -29,7 +29,15 @@ def build_batch(slices: Sequence[Slice], *, block_size: int, device: torch.devic
     owner = np.repeat(np.arange(len(slices)), counts)
     positions = np.arange(q_start[-1], dtype=np.int64) + (starts - q_start[:-1])[owner]
     blocks = block_table[owner, positions // block_size].astype(np.int64)
-    chosen = [index for index, piece in enumerate(slices) if piece.draws]
+    slots = blocks * block_size + positions % block_size
+    kept = np.array([piece.start + piece.num_kept for piece in slices], np.int64)
+    slots[positions < kept[owner]] = -1
+    drawing = [index for index, piece in enumerate(slices) for _ in piece.draws]
+    targets = [np.frombuffer(piece.targets, np.int32) for piece in slices]
+    target_rows = [
+        np.arange(len(ids)) + q_start[index] + piece.first_target
+        for index, (piece, ids) in enumerate(zip(slices, targets, strict=True))
+    ]
 
     def on_device(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -37,10 +45,17 @@ def build_batch(slices: Sequence[Slice], *, block_size: int, device: torch.devic
     return Batch(
         token_ids=on_device(np.concatenate(tokens).astype(np.int64)),
         positions=on_device(positions),
-        slot_mapping=on_device(blocks * block_size + positions % block_size),
+        slot_mapping=on_device(slots),
         block_table=on_device(block_table),
         seq_lens=on_device(starts + counts),
         q_start=on_device(q_start),
-        choose_rows=on_device(q_start[1:][chosen].astype(np.int64) - 1),
+        choose_rows=on_device(q_start[1:][drawing].astype(np.int64) - 1),
         draws=[draw for piece in slices for draw in piece.draws],
+        target_rows=on_device(np.concatenate(target_rows).astype(np.int64)),
+        target_ids=on_device(np.concatenate(targets).astype(np.int64)),
+        target_tops=[
+            piece.num_logprobs
+            for piece, ids in zip(slices, targets, strict=True)
+            for _ in range(len(ids))
+        ],
     )

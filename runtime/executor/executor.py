@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import torch
 
+from radixcache.lease import BlockCopy
+from runtime.decoding.logprobs import drawn_logprobs, token_logprobs
 from runtime.decoding.sampler import choose_tokens
+from runtime.errors import CopiesFailed
 from runtime.executor.batch import build_batch
 from runtime.kv.store import KVStore
+from runtime.models.batch import Batch
 from runtime.models.llama import LlamaModel
-from runtime.plan import StepPlan, StepResult
+from runtime.plan import StepPlan, StepResult, TokenLogprobs
+
+LOGIT_ROWS = 256
+"""Rows of a prompt whose logits are in memory at once: 50 MB where there are 49,152 tokens."""
 
 
 class ModelExecutor:
@@ -24,15 +31,40 @@ class ModelExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out the copies, then compute every slice in one batch and choose tokens.
 
-        Raises whatever a kernel raises; blocks of the step then hold nothing of use.
+        Raises CopiesFailed, or whatever a kernel raises; slices may then be computed again, alone
+        and without the copies.
         """
         with torch.inference_mode():
-            self.store.copy(plan.copies)
+            self._copy(plan.copies)
             batch = build_batch(
                 plan.slices, block_size=self.store.block_size, device=self.store.pool.device
             )
             hidden = self.model.forward(batch, self.store)
             tokens: list[int] = []
+            logprobs: list[TokenLogprobs | None] = []
             if batch.draws:
-                tokens = choose_tokens(self.model.logits(hidden[batch.choose_rows]), batch.draws)
-        return StepResult(step=plan.step, token_ids=tuple(tokens))
+                logits = self.model.logits(hidden[batch.choose_rows])
+                tokens = choose_tokens(logits, batch.draws)
+                logprobs = drawn_logprobs(logits, tokens, batch.draws)
+            targets = self._target_logprobs(hidden, batch)
+        return StepResult(
+            step=plan.step,
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
+            target_logprobs=tuple(targets),
+        )
+
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        try:
+            self.store.copy(copies)
+        except Exception as error:
+            raise CopiesFailed(f"blocks could not be copied: {error}") from error
+
+    def _target_logprobs(self, hidden: torch.Tensor, batch: Batch) -> list[TokenLogprobs]:
+        """Return what was asked of the tokens that stand there already, some rows at a time."""
+        found: list[TokenLogprobs] = []
+        for first in range(0, len(batch.target_tops), LOGIT_ROWS):
+            part = slice(first, first + LOGIT_ROWS)
+            logits = self.model.logits(hidden[batch.target_rows[part]])
+            found += token_logprobs(logits, batch.target_ids[part], batch.target_tops[part])
+        return found

@@ -17,12 +17,16 @@ class Batch:
     """One ragged batch of S slices with T tokens, R of them to be followed by a choice.
 
     token_ids, positions  [T] int64
-    slot_mapping          [T] int64       where each token's K/V goes: block · block_size + offset
+    slot_mapping          [T] int64       where each token's K/V goes: block · block_size + offset;
+                                          -1 where it is in place and stays
     block_table           [S, M] int32    -1 beyond a sequence
     seq_lens              [S] int32       keys that the last token of each slice sees
     q_start               [S + 1] int32   slice s owns rows q_start[s] … q_start[s + 1]
-    choose_rows           [R] int64       rows whose logits are wanted
+    choose_rows           [R] int64       the row that each draw follows
     draws                 R of them
+    target_rows           [P] int64       rows whose next token's log-probability is wanted
+    target_ids            [P] int64       those tokens
+    target_tops           P numbers of likeliest tokens to report beside them
     """
 
     token_ids: torch.Tensor
@@ -33,3 +37,6 @@ class Batch:
     q_start: torch.Tensor
     choose_rows: torch.Tensor
     draws: list[Draw]
+    target_rows: torch.Tensor
+    target_ids: torch.Tensor
+    target_tops: list[int]

@@ -1,43 +1,60 @@
 """Which tokens are computed in the next step.
 
-Owns: the queue, the running sequences, their leases, and the token budget.  Does not know: text,
-devices, clocks.
+Owns: the running sequences, their leases, and the token budget.  Does not know: text, devices,
+clocks, in which order those that wait are let in.
 Idea: there are no phases.  A sequence has tokens and a computed count, and every step lets some
 counts catch up: a decode is one token behind, a prompt many, a prefix hit starts ahead.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
+
+import msgspec
 
 from radixcache.cache import RadixCache
 from radixcache.errors import OutOfBlocks
-from radixcache.lease import BlockCopy, PrefixKey
+from radixcache.lease import BlockCopy
 from radixcache.tokens import TOKEN_BYTES, pack_tokens
 from runtime.config import EngineConfig
-from runtime.plan import Draw, Slice, StepPlan, StepResult
+from runtime.plan import Slice, StepPlan, StepResult, TokenLogprobs
+from runtime.scheduler.admission import Admission
+from runtime.scheduler.slices import next_slice
 from runtime.sequence import Sequence
 
 
-class Scheduler:
-    """First come, first served, under a budget of tokens a step.
+class Step(msgspec.Struct, frozen=True):
+    """What a step brought one sequence: a token, or log-probabilities of its prompt, or neither."""
 
-    Oldest first: where blocks run out, the youngest running sequence gives way.  Its computed
-    blocks stay in the cache, so that it resumes with a hit.  The oldest always gets on, since
-    everything that others hold can be taken back: no set of requests can deadlock.
+    sequence: Sequence
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Scheduler:
+    """Continuous batching under a budget of tokens a step.
+
+    Where blocks run out, the weakest running sequence gives way: the youngest, unless the ordering
+    says otherwise.  Its computed blocks stay in the cache, so that it resumes with a hit.  The
+    strongest always gets on, since everything that others hold can be taken back: no set of
+    requests can deadlock.
     """
 
     def __init__(self, cache: RadixCache, config: EngineConfig) -> None:
         self.cache = cache
         self.config = config
-        self.waiting: deque[Sequence] = deque()
+        self.admission = Admission(cache, config)
         self.running: list[Sequence] = []  # by admission, oldest first
         self.closing: list[Sequence] = []  # finished, but for the K/V of their last token
         self.num_preemptions = 0
         self._step = 0
         self._planned: list[tuple[Sequence, Slice]] = []
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Those that wait, by arrival."""
+        return self.admission.waiting
 
     @property
     def has_work(self) -> bool:
@@ -46,7 +63,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self.waiting.append(sequence)
+        self.admission.add(sequence)
 
     def schedule(self) -> StepPlan:
         """Choose the next step's tokens, make room for them, and admit whom the budget allows."""
@@ -60,11 +77,12 @@ class Scheduler:
                 copies += self._append_sampled(sequence)
         # Those one token behind come first, so that no long prompt holds up a decode.
         behind = [s for s in chain(self.running, self.closing) if s.lease is not None]
-        behind.sort(key=lambda s: _num_behind(s) > 1)
+        behind.sort(key=lambda s: s.num_behind > 1)
         for sequence in behind:
             budget -= self._plan(sequence, budget)
         if budget > 0 and self.num_preemptions == preemptions_before:
-            for sequence in self._admitted():
+            for sequence in self.admission.admitted(self.running):
+                self.running.append(sequence)
                 if sequence.lease is not None and sequence.lease.copy_owed is not None:
                     copies.append(sequence.lease.copy_owed)
                 budget -= self._plan(sequence, budget)
@@ -73,13 +91,15 @@ class Scheduler:
         slices = tuple(piece for _, piece in self._planned)
         return StepPlan(step=self._step, slices=slices, copies=tuple(copies))
 
-    def apply(self, result: StepResult) -> list[tuple[Sequence, int | None]]:
-        """Note a step's result: counts, published blocks, new tokens.
+    def apply(self, result: StepResult) -> list[Step]:
+        """Note a step's result: counts, published blocks, new tokens, new branches.
 
-        returns  each planned sequence with its new token, None where its prompt is not done
+        returns  what came of each planned sequence; a new branch follows the one it forks from
         """
-        token_ids = iter(result.token_ids)
-        news: list[tuple[Sequence, int | None]] = []
+        tokens = iter(result.token_ids)
+        logprobs = iter(result.logprobs)
+        scored = iter(result.target_logprobs)
+        news: list[Step] = []
         for sequence, piece in self._planned:
             assert sequence.lease is not None
             sequence.num_computed += len(piece.tokens) // TOKEN_BYTES
@@ -87,13 +107,26 @@ class Scheduler:
             if sequence in self.closing:
                 self.drop(sequence)
                 continue
-            token = next(token_ids) if piece.draws else None
-            if token is not None:
-                sequence.output.append(token)
-                sequence.sampled = token
-            news.append((sequence, token))
+            told = tuple(islice(scored, len(piece.targets) // TOKEN_BYTES))
+            sequence.num_scored += len(told)
+            if not piece.draws:
+                news.append(Step(sequence, prompt_logprobs=told))
+            for branch in self._branches(sequence, len(piece.draws)):
+                branch.take(next(tokens))
+                news.append(Step(branch, branch.output[-1], next(logprobs, None), told))
+                told = ()
         self._planned = []
         return news
+
+    def _branches(self, sequence: Sequence, count: int) -> list[Sequence]:
+        """Return a sequence and the branches that begin beside it: forks that share its blocks."""
+        branches = [sequence] * min(count, 1)
+        assert sequence.lease is not None
+        for index in range(1, count):
+            branch = sequence.branch(self.cache.fork(sequence.lease), index)
+            self.running.append(branch)
+            branches.append(branch)
+        return branches
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence that has all its tokens; what it computed stays cached.
@@ -117,6 +150,10 @@ class Scheduler:
             self.cache.release(sequence.lease)
             sequence.lease = None
 
+    def forget_released(self) -> None:
+        """Take the slices out of the step in progress whose sequences have no lease any more."""
+        self._planned = [pair for pair in self._planned if pair[0].lease is not None]
+
     def planned(self) -> list[Sequence]:
         """Return the sequences of the step in progress."""
         return [sequence for sequence, _ in self._planned]
@@ -132,74 +169,46 @@ class Scheduler:
         while sequence.lease is not None:
             try:
                 copies = self.cache.append(sequence.lease, token)
-            except OutOfBlocks:
-                if self.closing:
-                    self.drop(self.closing[-1])
-                else:
-                    self._preempt(self.running[-1])
+            except OutOfBlocks as refused:
+                self._make_way(sequence if refused.quota else None)
             else:
                 sequence.sampled = None
                 return copies
         return ()
+
+    def _make_way(self, refused: Sequence | None) -> None:
+        """Take blocks back from somebody.
+
+        refused  who was refused for its namespace's quota, so that only its like can make way
+        """
+
+        def counts(sequence: Sequence) -> bool:
+            return refused is None or sequence.request.namespace == refused.request.namespace
+
+        closing = [sequence for sequence in self.closing if counts(sequence)]
+        if closing:
+            self.drop(closing[-1])
+        else:
+            self._preempt(self.admission.ordering.weakest(list(filter(counts, self.running))))
 
     def _preempt(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
         self.cache.release(sequence.lease)
         sequence.lease, sequence.sampled, sequence.num_computed = None, None, 0
         self.running.remove(sequence)
-        self.waiting.appendleft(sequence)
+        self.admission.put_back(sequence)
         self.num_preemptions += 1
-
-    def _admitted(self) -> Iterator[Sequence]:
-        """Start waiting sequences in order, one at a time, until one does not fit."""
-        while self.waiting and len(self.running) < self.config.max_running:
-            sequence = self.waiting[0]
-            key = PrefixKey(sequence.request.namespace, sequence.all_tokens())
-            try:
-                sequence.lease = self.cache.acquire(key)
-            except OutOfBlocks:
-                return
-            self.waiting.popleft()
-            self.running.append(sequence)
-            sequence.num_computed = sequence.lease.num_cached
-            if sequence.num_cached is None:
-                sequence.num_cached = sequence.lease.num_cached
-            yield sequence
 
     def _plan(self, sequence: Sequence, budget: int) -> int:
         """Plan as many tokens of a sequence as the budget and the chunk limit allow."""
-        lease = sequence.lease
-        assert lease is not None
-        start = sequence.num_computed
-        count = min(_num_behind(sequence), budget, self.config.max_chunk_tokens or budget)
+        count = min(sequence.num_behind, budget, self.config.max_chunk_tokens or budget)
         if count <= 0:
             return 0
-        end = start + count
-        draws = end == lease.num_tokens and sequence not in self.closing
-        num_blocks = -(-end // self.cache.config.block_size)
-        piece = Slice(
-            request_id=sequence.request.request_id,
-            start=start,
-            tokens=bytes(lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]),
-            block_table=lease.block_table[:num_blocks].tobytes(),
-            draws=(_draw(sequence, end),) if draws else (),
+        piece = next_slice(
+            sequence,
+            count,
+            block_size=self.cache.config.block_size,
+            draws=sequence not in self.closing,
         )
         self._planned.append((sequence, piece))
         return count
-
-
-def _num_behind(sequence: Sequence) -> int:
-    assert sequence.lease is not None
-    return sequence.lease.num_tokens - sequence.num_computed
-
-
-def _draw(sequence: Sequence, position: int) -> Draw:
-    sampling = sequence.request.sampling
-    return Draw(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sequence.seed,
-        position=position,
-    )

@@ -66,7 +66,7 @@ def loop_reference(pieces: list[Slice], block_size: int) -> dict[str, list]:
         fields["q_start"].append(len(fields["token_ids"]))
         for _ in piece.draws:
             fields["choose_rows"].append(len(fields["token_ids"]) - 1)
-            fields["draws"] += piece.draws
+            fields["draws"].append(_)
     return fields
 
 

@@ -141,19 +141,43 @@ def test_what_was_held_back_for_a_stop_string_comes_with_the_end():
 # A step that fails.
 
 
-def test_a_failed_step_ends_its_own_requests_and_no_other():
+def test_what_fails_again_alone_ends_and_nothing_else_of_the_step_does():
     bench = EngineBench(num_blocks=12, max_running=2)
     for name in "abc":
         bench.submit(name, [*PROMPT[:2], ord(name) % 50], max_tokens=3)
-    bench.executor.fail_at = {2}
     bench.step()
+    bench.executor.fail_for = {"a"}
     bench.step()
-    assert [bench.reason(name) for name in "abc"] == ["error", "error", None]
-    assert bench.news["a"][-1].error == "InjectedFailure: plan 2 was told to fail"
+    assert [bench.reason(name) for name in "abc"] == ["error", None, None]
+    assert str(bench.news["a"][-1].error).startswith("InjectedFailure: plan 3 was told to fail")
     bench.run()
-    assert bench.output("c") == bench.expected("c").tokens
-    assert bench.news["c"][-1].error is None
-    assert bench.engine.stats().finished == {"error": 2, "length": 1}
+    for name in "bc":
+        assert bench.output(name) == bench.expected(name).tokens
+        assert bench.news[name][-1].error is None
+    assert bench.engine.stats().finished == {"error": 1, "length": 2}
+    assert bench.engine.stats().failed_steps == 1
+
+
+def test_a_step_that_fails_once_costs_no_request():
+    bench = EngineBench(num_blocks=12, max_running=2)
+    for name in "ab":
+        bench.submit(name, [*PROMPT[:2], ord(name) % 50], max_tokens=3)
+    bench.executor.fail_at = {2}
+    bench.run()
+    for name in "ab":
+        assert (bench.output(name), bench.reason(name)) == bench.expected(name)
+    assert bench.engine.stats().failed_steps == 1
+
+
+def test_where_copies_fail_no_slice_of_the_step_is_computed_again():
+    bench = EngineBench(num_blocks=12, max_running=2)
+    for name in "ab":
+        bench.submit(name, [*PROMPT[:2], ord(name) % 50], max_tokens=3)
+    bench.step()
+    bench.executor.fail_next_copies = True
+    bench.step()
+    assert [bench.reason(name) for name in "ab"] == ["error", "error"]
+    bench.run()
 
 
 def test_nothing_that_a_failed_step_wrote_is_ever_read():

@@ -7,13 +7,16 @@ as the longest request, so that preemption and eviction are the rule.
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixcache import DEFAULT_NAMESPACE, Namespace
-from tests.support.fake_executor import EngineBench
+from radixcache.tokens import unpack_tokens
+from runtime.scheduler.ordering import ORDERINGS
+from tests.support.fake_executor import EngineBench, OddThenEven, logprobs_of
 
 VOCAB_SIZE, EOS = 8, 7
 NAMESPACES = (DEFAULT_NAMESPACE, DEFAULT_NAMESPACE, Namespace(salt="a"))
@@ -30,10 +33,15 @@ class EngineMachine(RuleBasedStateMachine):
         spare_budget=st.sampled_from((1, 2, 5, 50)),
         max_chunk_tokens=st.sampled_from((0, 0, 1, 2, 3)),
         enable_prefix_cache=st.sampled_from((True,) * 7 + (False,)),
+        ordering=st.sampled_from(tuple(ORDERINGS)),
+        max_overtaken=st.sampled_from((0, 1, 3, 64)),
+        watermark=st.sampled_from((0.0, 0.0, 0.1, 0.5)),
     )
-    def build(self, max_running: int, spare_budget: int, **sizes: int) -> None:
+    def build(self, max_running: int, spare_budget: int, **settings: Any) -> None:
+        self.now = 0.0
         self.bench = EngineBench(
-            **sizes,
+            **settings,
+            clock=lambda: self.now,
             vocab_size=VOCAB_SIZE,
             eos_ids=frozenset({EOS}),
             max_running=max_running,
@@ -44,12 +52,23 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         pieces=st.lists(st.sampled_from(PIECES), max_size=4),
         namespace=st.sampled_from(NAMESPACES),
-        max_tokens=st.sampled_from((None, None, 1, 2, 3, 5)),
+        max_tokens=st.sampled_from((None, None, 0, 1, 2, 3, 5)),
+        n=st.sampled_from((1, 1, 1, 2, 3)),
+        logprobs=st.sampled_from((None, 0)),
+        prompt_logprobs=st.sampled_from((None, None, 0)),
+        prompt_logprobs_from=st.integers(1, 6),
+        priority=st.integers(-1, 1),
+        timeout_s=st.sampled_from((None, None, 1.0, 3.0)),
+        has_constraint=st.booleans(),
         stop_token_ids=st.sampled_from(((), (), (2,))),
         ignore_eos=st.booleans(),
     )
-    def submit(self, pieces: list[tuple[int, ...]], **sampling: object) -> None:
-        self._submit([0, *chain(*pieces)], **sampling)
+    def submit(
+        self, pieces: list[tuple[int, ...]], n: int, has_constraint: bool, **fields: Any
+    ) -> None:
+        n = min(n, self.bench.engine.config.max_running)
+        constraint = OddThenEven(VOCAB_SIZE) if has_constraint else None
+        self._submit([0, *chain(*pieces)], n=n, constraint=constraint, **fields)
 
     @precondition(lambda self: self.count)
     @rule(back=st.integers(0, 5), more=st.sampled_from(PIECES))
@@ -66,13 +85,22 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 5))
     def abort(self, back: int) -> None:
         name = self._name(back)
-        ended = self.bench.reason(name)
-        output = self.bench.abort(name)
-        assert (output is None) == (ended is not None)
+        ended = self._ended(name)
+        assert bool(self.bench.abort(name)) == (not ended)
 
     @rule(ahead=st.sampled_from((0, 0, 0, 0, 0, 0, 1, 2)))
     def fail_soon(self, ahead: int) -> None:
         self.bench.executor.fail_at.add(len(self.bench.plans) + ahead)  # 0: too late
+
+    @precondition(lambda self: self.count)
+    @rule(back=st.integers(0, 2))
+    def fail_always(self, back: int) -> None:
+        if self.count % 4 == 0:
+            self.bench.executor.fail_for.add(self._name(back))
+
+    @rule(seconds=st.sampled_from((0.5, 1.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
     @invariant()
     def no_step_exceeds_its_budget(self) -> None:
@@ -89,10 +117,10 @@ class EngineMachine(RuleBasedStateMachine):
         for name in self.bench.news:
             self._check_output(name)
 
-    def _submit(self, prompt: list[int], **sampling: object) -> None:
+    def _submit(self, prompt: list[int], **fields: Any) -> None:
         self.count += 1
         longest = self.bench.engine.config.max_len - 1
-        self.bench.submit(f"r{self.count}", prompt[:longest], **sampling)
+        self.bench.submit(f"r{self.count}", prompt[:longest], **fields)
 
     def _name(self, back: int) -> str:
         return f"r{max(1, self.count - back)}"
@@ -100,18 +128,54 @@ class EngineMachine(RuleBasedStateMachine):
     def _bound(self) -> int:
         """The oldest request gets on by a token or more in each step, so this many steps do."""
         longest = self.bench.engine.config.max_len
-        return sum(longest + 1 for name in self.bench.news if self.bench.reason(name) is None) + 2
+        live = [request for name, request in self.bench.requests.items() if not self._ended(name)]
+        return sum((longest + 1) * request.sampling.n for request in live) + 2
+
+    def _ended(self, name: str) -> bool:
+        return bool(self.bench.news[name]) and self.bench.news[name][-1].is_last
 
     def _check_output(self, name: str) -> None:
-        expected, reason = self.bench.expected(name), self.bench.reason(name)
-        output, last = self.bench.output(name), self.bench.news[name][-1]
-        if reason in ("abort", "error"):
+        request, news = self.bench.requests[name], self.bench.news[name]
+        assert [output.is_last for output in news] == [False] * (len(news) - 1) + [True]
+        indices = {output.index for output in news}
+        assert indices == set(range(request.sampling.n)) or indices == {0}
+        for index in indices:
+            self._check_branch(name, index)
+        told = [logprobs for output in news for logprobs in output.prompt_logprobs]
+        tokens = unpack_tokens(request.prompt)
+        wanted = range(request.sampling.prompt_logprobs_from, len(tokens))
+        if request.sampling.prompt_logprobs is None:
+            wanted = range(0)
+        expected = [logprobs_of(tokens[:at], tokens[at]) for at in wanted]
+        assert told == expected[: len(told)]
+        if self.bench.reason(name) in ("stop", "length"):
+            assert told == expected
+
+    def _check_branch(self, name: str, index: int) -> None:
+        request = self.bench.requests[name]
+        expected, reason = self.bench.expected(name, index), self.bench.reason(name, index)
+        output = self.bench.output(name, index)
+        last = [news for news in self.bench.news[name] if news.index == index][-1]
+        if reason in ("abort", "error", "timeout"):
             assert output == expected.tokens[: len(output)]
-            assert reason == "abort" or str(last.error).startswith("InjectedFailure")
+            assert reason != "error" or str(last.error).startswith("InjectedFailure")
+            assert reason != "timeout" or request.timeout_s
         else:
             assert (output, reason) == (expected.tokens, expected.reason)
-            assert last.usage.completion_tokens == len(output)
-            assert last.usage.cached_tokens + last.usage.computed_tokens == last.usage.prompt_tokens
+            usage = last.usage
+            assert usage.completion_tokens == len(output)
+            assert usage.cached_tokens + usage.computed_tokens == usage.prompt_tokens
+        given = [
+            logprobs
+            for news in self.bench.news[name]
+            if news.index == index
+            for logprobs in news.logprobs
+        ]
+        tokens = self.bench.tokens(name, index)
+        begins = len(tokens) - len(output)
+        if request.sampling.logprobs is not None:
+            ends = range(begins, len(tokens))
+            assert given == [logprobs_of(tokens[:at], tokens[at]) for at in ends]
 
 
 TestEngine = EngineMachine.TestCase

@@ -111,14 +111,54 @@ def test_no_more_than_max_running_are_computed_together():
     bench.check_idle()
 
 
-def test_equal_prompts_of_one_step_are_computed_twice_and_kept_once():
+def test_equal_prompts_of_one_step_are_computed_once():
     bench = EngineBench(num_blocks=40, block_size=2)
-    for name in "ab":
+    for name in "abc":
         bench.submit(name, range(8), max_tokens=3)
     bench.step()
-    assert counts(bench.plans[0]) == {"a": 8, "b": 8}
+    assert counts(bench.plans[0]) == {"a": 8}
+    bench.step()
+    assert counts(bench.plans[1]) == {"a": 1, "b": 1, "c": 1}
+    bench.run()
+    assert bench.engine.stats().cached_tokens == 14
+    assert bench.output("b") == bench.output("c") == bench.expected("a").tokens
+
+
+def test_others_pass_a_request_that_waits_for_its_prefix():
+    bench = EngineBench(num_blocks=60, max_running=3, max_step_tokens=6)
+    bench.submit("a", range(16), max_tokens=1)
+    bench.submit("same", [*range(14), 90], max_tokens=1)
+    bench.submit("other", [50, 51], max_tokens=1)
+    bench.step()
+    bench.step()
+    assert bench.waiting() == ["same", "other"]  # no budget was left
+    bench.step()
+    assert counts(bench.plans[-1]) == {"a": 4, "other": 2}
+    bench.step()
+    assert counts(bench.plans[-1])["same"] == 1
+    bench.run()
+
+
+def test_who_waits_for_a_prefix_computes_it_where_the_other_one_goes_away():
+    bench = EngineBench(num_blocks=60, max_running=3, max_step_tokens=6)
+    bench.submit("a", range(16), max_tokens=1)
+    bench.submit("same", range(16), max_tokens=1)
+    bench.step()
+    bench.abort("a")
+    bench.step()
+    assert counts(bench.plans[-1]) == {"same": 6}
+    assert bench.plans[-1].slices[0].start == 6
+    bench.run()
+
+
+def test_equal_prompts_within_a_block_are_computed_twice_and_kept_once():
+    bench = EngineBench(num_blocks=40, block_size=2)
+    for name in "ab":
+        bench.submit(name, range(2), max_tokens=3)
+    bench.step()
+    assert counts(bench.plans[0]) == {"a": 2, "b": 2}
     stats = bench.engine.stats().cache
-    assert (stats.twin_blocks, stats.num_pinned, stats.num_private) == (4, 4, 0)
+    assert (stats.twin_blocks, stats.num_pinned, stats.num_private) == (1, 1, 0)
     bench.run()
     assert bench.output("a") == bench.output("b") == bench.expected("a").tokens
 

@@ -1,0 +1,117 @@
+"""Who is let in next.
+
+Owns: those that wait, how far anybody may be overtaken, who waits for a prefix that another is
+computing, and how much room stays free.  Does not know: budgets, slices, those that have ended.
+Idea: an ordering only proposes.  Whoever was overtaken `max_overtaken` times goes before all
+proposals, so under every ordering a request is admitted after a bounded number of later ones.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from math import ceil
+
+from radixcache.cache import RadixCache
+from radixcache.errors import OutOfBlocks
+from radixcache.lease import PrefixKey
+from radixcache.tokens import TOKEN_BYTES
+from runtime.config import EngineConfig
+from runtime.scheduler.ordering import ORDERINGS
+from runtime.sequence import Sequence as Waiting
+
+LOOK_AHEAD = 256
+"""Sequences that an ordering sees and a step asks the cache about, so that its cost is bounded."""
+
+
+class Admission:
+    """The queue, and the door behind it."""
+
+    def __init__(self, cache: RadixCache, config: EngineConfig) -> None:
+        self.waiting: list[Waiting] = []  # by arrival
+        self.ordering = ORDERINGS[config.ordering]()
+        self._cache = cache
+        self._config = config
+        self._num_arrived = 0
+        self._reserve = ceil(cache.config.num_blocks * config.watermark)
+
+    def add(self, sequence: Waiting) -> None:
+        """Queue a sequence that has just arrived."""
+        self._num_arrived += 1
+        sequence.arrival = self._num_arrived
+        self.waiting.append(sequence)
+
+    def put_back(self, sequence: Waiting) -> None:
+        """Queue a sequence that had to give its blocks back, at its old place."""
+        insort(self.waiting, sequence, key=lambda waiting: waiting.arrival)
+
+    def admitted(self, running: Sequence[Waiting]) -> Iterator[Waiting]:
+        """Admit one after another, each with a lease, until nobody else fits.
+
+        running  those that run, those admitted meanwhile included
+
+        A sequence whose next block another one is computing waits for it, and lets others pass:
+        what many ask for at once is computed once.  One that its namespace's quota keeps out lets
+        others pass, too; one for which the pool is too full does not, or it would starve.
+        """
+        for sequence in self._proposed():
+            if len(running) + sequence.num_branches > self._config.max_running:
+                return
+            key = PrefixKey(sequence.request.namespace, sequence.all_tokens())
+            num_cached = self._cache.match_len(key)
+            if self._is_under_way(key, num_cached, running):
+                continue
+            if running and not self._leaves_reserve(key, num_cached):
+                return
+            try:
+                sequence.admit(self._cache.acquire(key, retentions=sequence.request.retentions))
+            except OutOfBlocks as refused:
+                if refused.quota is None:
+                    return
+                continue
+            self._let_in(sequence)
+            yield sequence
+
+    def _proposed(self) -> list[Waiting]:
+        """Return the first to be tried first: those overtaken too often, then as ordered."""
+        limit = self._config.max_overtaken
+        seen = self.waiting[:LOOK_AHEAD]
+        aged = [sequence for sequence in seen if sequence.num_overtaken >= limit]
+        rest = [sequence for sequence in seen if sequence.num_overtaken < limit]
+        return aged + (self.ordering.arranged(rest, self._cached_len) if rest else [])
+
+    def _cached_len(self, sequence: Waiting) -> int:
+        return self._cache.match_len(PrefixKey(sequence.request.namespace, sequence.all_tokens()))
+
+    def _is_under_way(self, key: PrefixKey, num_cached: int, running: Sequence[Waiting]) -> bool:
+        """True where a running sequence is about to publish the first block that the key misses."""
+        if not self._cache.config.enable_prefix_cache:
+            return False
+        block_size = self._cache.config.block_size
+        end = (num_cached // block_size + 1) * block_size
+        if end >= key.num_tokens:  # the last token is computed in any case
+            return False
+        wanted = key.tokens[: end * TOKEN_BYTES]
+        return any(
+            other.lease is not None
+            and other.num_computed < end <= other.lease.num_tokens
+            and other.request.namespace == key.namespace
+            and other.lease.tokens.startswith(wanted)
+            for other in running
+        )
+
+    def _leaves_reserve(self, key: PrefixKey, num_cached: int) -> bool:
+        """True where running sequences keep room to grow, so that they need not be preempted."""
+        block_size = self._cache.config.block_size
+        needed = -(-key.num_tokens // block_size) - num_cached // block_size
+        stats = self._cache.stats()
+        return stats.num_free + stats.num_evictable - needed >= self._reserve
+
+    def _let_in(self, sequence: Waiting) -> None:
+        self.waiting.remove(sequence)
+        for earlier in islice(self.waiting, LOOK_AHEAD):
+            if earlier.arrival > sequence.arrival:
+                break
+            earlier.num_overtaken += 1
+        self.ordering.admitted(sequence)
