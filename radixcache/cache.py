@@ -18,9 +18,9 @@ from radixcache.check import verify
 from radixcache.config import CacheConfig
 from radixcache.deadlines import Deadlines, Hold
 from radixcache.epochs import Epochs
-from radixcache.errors import InvalidLease, OutOfBlocks
+from radixcache.errors import InvalidLease
 from radixcache.explain import Explanation, explain
-from radixcache.ghosts import GhostMemory
+from radixcache.ghosts import remember_ghosts
 from radixcache.keeping import Keeper
 from radixcache.lease import BlockCopy, Commit, Lease, Match, PrefixKey
 from radixcache.namespace import Namespace
@@ -66,11 +66,8 @@ class RadixCache:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.config = config
-        self.ghosts: GhostMemory | None = None
-        if config.max_ghosts:
-            self.ghosts = GhostMemory(
-                max_blocks=config.max_ghosts, block_size=config.block_size, clock=clock
-            )
+        self.ghosts = remember_ghosts(config, clock)
+        if self.ghosts is not None:
             observers = (*observers, self.ghosts)
         self.tree = RadixTree(config.block_size)
         self.pool = BlockPool(config.num_blocks)
@@ -102,6 +99,18 @@ class RadixCache:
         """Return how many tokens `match` would find, without the block ids; to order a queue by."""
         found = self._find(key)
         return found.num_tokens if found else 0
+
+    def touch(self, key: PrefixKey) -> int:
+        """Make the longest cached prefix the most recently used: a request waits that will want it.
+
+        returns  its tokens, as `match_len` does; no query is counted, nothing is pinned
+        """
+        found = self._find(key)
+        if found is None or not found.num_tokens:
+            return 0
+        self._clock += 1
+        self._keeper.touch(found, self._clock)
+        return found.num_tokens
 
     def acquire(self, key: PrefixKey, *, retentions: Iterable[Retention] = ()) -> Lease:
         """Pin the longest cached prefix of a prompt and add blocks for the rest.
@@ -137,12 +146,7 @@ class RadixCache:
             node = self.tree.root(key.namespace)
             account = self.accounts.open(key.namespace)
         assert account is not None
-        self.pins.lock(node)
-        try:
-            fresh = self.room.allocate(account, needed)
-        except OutOfBlocks:
-            self.room.unlock(node)
-            raise
+        fresh = self.room.lock_and_allocate(node, account, needed)
         self._next_id += 1
         lease = Lease(self._next_id, key.namespace, key.tokens, node, retentions)
         lease.block_table = self.tree.blocks(node, None)
@@ -158,9 +162,7 @@ class RadixCache:
         if retentions:
             self._keeper.retain(lease, 0, committed)
         for counters in (self.room.counters, account):
-            counters.queries += 1
-            counters.query_tokens += num_tokens
-            counters.hit_tokens += lease.num_cached
+            counters.count_query(num_tokens, lease.num_cached)
         return lease
 
     def append(self, lease: Lease, tokens: Packed) -> tuple[BlockCopy, ...]:
@@ -311,9 +313,7 @@ class RadixCache:
         self.epochs.check(namespace)
         account = self.accounts.set_quota(namespace, quota)
         self.expire()
-        freed = self.room.trim_to_quota(account)
-        self.room.forget_if_unused(namespace)
-        return freed
+        return self.room.trim_to_quota(account)
 
     def evict(self, num_blocks: int) -> int:
         """Give up cached blocks, leaves first in the policy's order; return how many came free.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from radixcache.config import CacheConfig
 from radixcache.errors import InvalidConfig, InvariantViolation
 from radixcache.hashing import ChainTable
 from radixcache.namespace import Namespace
@@ -122,3 +123,10 @@ def _hashes(namespace: Namespace, tokens: Packed, *, block_size: int, parent: by
         current = hash((current, run[end - block_bytes : end]))
         hashes.append(current.to_bytes(_HASH_BYTES, "little", signed=True))
     return hashes
+
+
+def remember_ghosts(config: CacheConfig, clock: Callable[[], float] | None) -> GhostMemory | None:
+    """Return the memory that a cache's settings ask for, None where they ask for none."""
+    if not config.max_ghosts:
+        return None
+    return GhostMemory(max_blocks=config.max_ghosts, block_size=config.block_size, clock=clock)

@@ -15,6 +15,7 @@ from radixcache.node import Node
 from radixcache.publishing import Publisher
 from radixcache.retention import Retention
 from radixcache.room import Room
+from radixcache.tree import Position
 
 
 class Keeper:
@@ -26,6 +27,12 @@ class Keeper:
         self._room = room
         self._publisher = publisher
         self._deadlines = deadlines
+
+    def touch(self, found: Position, last_access: int) -> None:
+        """Note that a prefix will be wanted; nodes above it go after it, and inherit its time."""
+        node = self._publisher.upper(found.node, found.inside)
+        node.last_access = last_access
+        self._room.pins.reranked(node)
 
     def hold(self, hold: Hold, until: float) -> None:
         """Pin the node of a new hold until a time."""

@@ -86,6 +86,18 @@ class Room:
             self.accounts.touch(account)
         return self.pool.allocate(count)
 
+    def lock_and_allocate(self, node: Node, account: Account, count: int) -> array[int]:
+        """Pin a node and take blocks to go on from it.
+
+        Raises OutOfBlocks, and then neither was done.
+        """
+        self.pins.lock(node)
+        try:
+            return self.allocate(account, count)
+        except OutOfBlocks:
+            self.unlock(node)
+            raise
+
     def free(self, account: Account, block_ids: Sequence[int]) -> int:
         """Take one owner from each block; return how many came free."""
         if not len(block_ids):
@@ -105,7 +117,9 @@ class Room:
 
     def trim_to_quota(self, account: Account) -> int:
         """Evict what a namespace owns beyond its hard limit, as far as nobody stands on it."""
-        return self._evict(-(account.num_left or 0), partial(self.accounts.own_victim, account))
+        freed = self._evict(-(account.num_left or 0), partial(self.accounts.own_victim, account))
+        self.forget_if_unused(account.namespace)
+        return freed
 
     def drop(self, namespace: Namespace) -> int:
         """Give up all of a namespace that nobody stands on; return how many blocks came free."""

@@ -93,6 +93,12 @@ class Counters:
         self.trims = 0
         self.out_of_blocks = 0
 
+    def count_query(self, num_tokens: int, num_cached: int) -> None:
+        """Note a prompt that was looked up, and how much of it was found."""
+        self.queries += 1
+        self.query_tokens += num_tokens
+        self.hit_tokens += num_cached
+
     def counts(self) -> dict[str, int]:
         """Return each count under its name."""
         return {name: getattr(self, name) for name in Counters.__slots__}

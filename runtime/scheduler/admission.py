@@ -12,6 +12,7 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import ceil
+from typing import NamedTuple
 
 from radixcache.cache import RadixCache
 from radixcache.errors import OutOfBlocks
@@ -23,6 +24,17 @@ from runtime.sequence import Sequence as Waiting
 
 LOOK_AHEAD = 256
 """Sequences that an ordering sees and a step asks the cache about, so that its cost is bounded."""
+
+
+NUM_TOUCHED = 32
+"""Waiting sequences whose prefixes are kept from being evicted next."""
+
+
+class _Room(NamedTuple):
+    """Blocks left beside a sequence, and whether admitting it evicts some."""
+
+    left: int
+    evicts: bool
 
 
 class Admission:
@@ -62,8 +74,11 @@ class Admission:
             num_cached = self._cache.match_len(key)
             if self._is_under_way(key, num_cached, running):
                 continue
-            if running and not self._leaves_reserve(key, num_cached):
+            room = self._room_beside(key, num_cached)
+            if running and room.left < self._reserve:
                 return
+            if room.evicts:
+                self._touch_next(sequence)
             try:
                 sequence.admit(self._cache.acquire(key, retentions=sequence.request.retentions))
             except OutOfBlocks as refused:
@@ -101,12 +116,19 @@ class Admission:
             for other in running
         )
 
-    def _leaves_reserve(self, key: PrefixKey, num_cached: int) -> bool:
-        """True where running sequences keep room to grow, so that they need not be preempted."""
+    def _room_beside(self, key: PrefixKey, num_cached: int) -> _Room:
+        """Return what admitting a sequence would leave for those that run to grow into."""
         block_size = self._cache.config.block_size
         needed = -(-key.num_tokens // block_size) - num_cached // block_size
         stats = self._cache.stats()
-        return stats.num_free + stats.num_evictable - needed >= self._reserve
+        left = stats.num_free + stats.num_evictable - needed
+        return _Room(left=left, evicts=needed > stats.num_free)
+
+    def _touch_next(self, sequence: Waiting) -> None:
+        """Before blocks are evicted for one, make what the next ones will want the last to go."""
+        for other in reversed(self.waiting[:NUM_TOUCHED]):
+            if other is not sequence:
+                self._cache.touch(PrefixKey(other.request.namespace, other.all_tokens()))
 
     def _let_in(self, sequence: Waiting) -> None:
         self.waiting.remove(sequence)

@@ -306,6 +306,15 @@ class CacheMachine(RuleBasedStateMachine):
         held = stats.num_pinned if stats.num_holds else 0
         assert stats.num_free + stats.num_evictable + held == stats.num_blocks
 
+    @rule(prompt=prompts())
+    def touch(self, prompt: Prompt) -> None:
+        namespace, tokens = self.prompt(prompt)
+        touched, expected = self.both(
+            lambda: self.cache.touch(PrefixKey.of(tokens, namespace)),
+            lambda: self.reference.touch(namespace, tokens),
+        )
+        assert not self.has_reference or touched == expected
+
     @rule(num_blocks=st.sampled_from((1, 2, 3, 1, 2, 3, 5, 99)))
     def evict(self, num_blocks: int) -> None:
         freed, expected = self.both(

@@ -142,6 +142,19 @@ def test_what_gave_way_does_not_fill_the_queue():
     bench.run()
 
 
+def test_a_prefix_that_somebody_waits_for_is_not_the_one_evicted_next():
+    bench = EngineBench(num_blocks=24, max_running=1)
+    bench.submit("wanted", range(8), max_tokens=1)
+    bench.run()
+    bench.submit("idle", range(20, 28), max_tokens=1)
+    bench.run()
+    bench.submit("big", range(40, 50), max_tokens=1)
+    bench.submit("waits", [*range(8), 90], max_tokens=1)
+    bench.run()
+    assert bench.engine.stats().cache.evicted_blocks
+    assert bench.news["waits"][-1].usage.cached_tokens == 8
+
+
 def templates(seed: int, *, num_templates: int, questions: int) -> list[list[int]]:
     """Prompts of several templates, mixed at random."""
     rng = random.Random(seed)

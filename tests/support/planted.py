@@ -16,6 +16,7 @@ import pytest
 
 from radixcache.cache import RadixCache
 from radixcache.epochs import Epochs
+from radixcache.keeping import Keeper
 from radixcache.pins import Pins
 from radixcache.policy import LRU
 from radixcache.pool import BlockPool
@@ -55,7 +56,7 @@ class PlantedBug(NamedTuple):
 PLANTED_BUGS = (
     PlantedBug(
         "acquire pins nothing",
-        (RadixCache, "acquire"),
+        (Room, "lock_and_allocate"),
         edit=("self.pins.lock(node)", "node.lock_ref += 0"),
         seen_by="check reference content",
     ),
@@ -97,8 +98,8 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a refused acquire keeps its pin",
-        (RadixCache, "acquire"),
-        edit=("    self.room.unlock(node)\n", "    pass\n"),
+        (Room, "lock_and_allocate"),
+        edit=("    self.unlock(node)\n", "    pass\n"),
         seen_by="check reference",
     ),
     PlantedBug(
@@ -361,6 +362,24 @@ PLANTED_BUGS = (
         "an acquired prefix does not count as used",
         (RadixCache, "acquire"),
         edit=("node.last_access = self._clock", "pass"),
+        seen_by="reference",
+    ),
+    PlantedBug(
+        "a prefix that is touched does not count as used",
+        (Keeper, "touch"),
+        edit=("node.last_access = last_access", "pass"),
+        seen_by="reference",
+    ),
+    PlantedBug(
+        "a prefix that is touched keeps its place in the order of eviction",
+        (Keeper, "touch"),
+        edit=("self._room.pins.reranked(node)", "pass"),
+        seen_by="check reference",
+    ),
+    PlantedBug(
+        "what stands beyond a touched prefix is touched, too",
+        (Keeper, "touch"),
+        edit=("self._publisher.upper(found.node, found.inside)", "found.node"),
         seen_by="reference",
     ),
 )

@@ -182,6 +182,12 @@ class ReferenceCache:
         self._count(namespace, queries=1, query_tokens=len(tokens), hit_tokens=lease.num_cached)
         return lease
 
+    def touch(self, namespace: Namespace, tokens: list[int]) -> int:
+        """Use what is cached of the tokens; return how many those are."""
+        hits = [] if namespace in self.raised else self.hits(namespace, tokens, len(tokens))
+        self._use(hits)
+        return len(hits) * self.config.block_size
+
     def append(self, lease: ReferenceLease, tokens: list[int]) -> list[int]:
         """Make room; return the slots to copy, for each copy owed (one at most)."""
         filled = len(lease.tokens) % self.config.block_size

@@ -5,22 +5,28 @@ Owns: starting and stopping it, and checking at the end that nothing leaked.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from zlib import crc32
 
+import numpy as np
 import uvicorn
 
 from radixcache import CacheConfig, RadixCache
-from radixcache.tokens import TOKEN_BYTES
+from radixcache.tokens import TOKEN_BYTES, pack_tokens, unpack_tokens
 from runtime.config import EngineConfig, RuntimeConfig
 from runtime.engine import Engine
+from runtime.grammar import Constrainer
 from runtime.loading import Memory, Runtime
-from runtime.plan import Slice, StepPlan, StepResult
+from runtime.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from runtime.server.app import create_app
 from runtime.server.config import ServerConfig
+from runtime.server.connection import uvicorn_settings
+from runtime.server.middleware import Tracer
+from runtime.server.tenants import Tenants
 from runtime.tokenizer.replies import ReplyMemory
 from tests.support.smollm2 import open_smollm2
 
@@ -40,21 +46,47 @@ class HashExecutor:
         self.fail_next: Exception | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Return a printable token for each draw."""
+        """Return a printable token for each draw, and log-probabilities where they are wanted."""
         if self.step_s:
             time.sleep(self.step_s)
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
-        drawn = [piece for piece in plan.slices if piece.draws]
-        ids = (_next_token(piece, self.vocab_size) for piece in drawn)
-        return StepResult(step=plan.step, token_ids=tuple(ids))
+        drawn = [
+            (_next_token(piece, self.vocab_size, draw.allowed), draw)
+            for piece in plan.slices
+            for draw in piece.draws
+        ]
+        return StepResult(
+            step=plan.step,
+            token_ids=tuple(token for token, _ in drawn),
+            logprobs=tuple(
+                None if draw.num_logprobs is None else _logprobs(token, draw.num_logprobs)
+                for token, draw in drawn
+            ),
+            target_logprobs=tuple(
+                _logprobs(token, piece.num_logprobs)
+                for piece in plan.slices
+                for token in unpack_tokens(piece.targets)
+            ),
+        )
 
 
-def _next_token(piece: Slice, vocab_size: int) -> int:
+def _next_token(piece: Slice, vocab_size: int, allowed: bytes) -> int:
     """Depends on the last token and its position, so not on how the prompt was cut."""
     end = piece.start + len(piece.tokens) // TOKEN_BYTES
-    return 1000 + crc32(piece.tokens[-TOKEN_BYTES:], end) % (vocab_size - 1000)
+    number = crc32(piece.tokens[-TOKEN_BYTES:], end)
+    if allowed:
+        bits = np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little")
+        ids = np.flatnonzero(bits[:vocab_size])
+        return int(ids[number % len(ids)])
+    return 1000 + number % (vocab_size - 1000)
+
+
+def _logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """Depends on the token alone; the likeliest are always the same."""
+    top = tuple(range(1000, 1000 + num_top))
+    return TokenLogprobs(-1.0 - crc32(pack_tokens([token])) % 1000 / 100, top, (-0.5,) * num_top)
 
 
 def quick_runtime(*, num_blocks: int = 64, max_waiting: int = 64, max_running: int = 8) -> Runtime:
@@ -63,7 +95,7 @@ def quick_runtime(*, num_blocks: int = 64, max_waiting: int = 64, max_running: i
     tokenizer = checkpoint.tokenizer()
     executor = HashExecutor(tokenizer.vocab_size)
     engine = Engine(
-        RadixCache(CacheConfig(num_blocks=num_blocks)),
+        RadixCache(CacheConfig(num_blocks=num_blocks), clock=time.monotonic),
         EngineConfig(max_len=num_blocks * 16, max_waiting=max_waiting, max_running=max_running),
         executor,
         tokenizer=tokenizer,
@@ -87,27 +119,44 @@ def quick_runtime(*, num_blocks: int = 64, max_waiting: int = 64, max_running: i
         tokenizer=tokenizer,
         chat_template=checkpoint.chat_template(),
         replies=ReplyMemory(),
+        constrainer=Constrainer(tokenizer),
     )
 
 
 @contextmanager
-def serving(runtime: Runtime, *, drain_s: float = 5.0) -> Iterator[str]:
-    """Serve on a free port of this machine; yields the base URL; checks for leaks at the end."""
-    config = uvicorn.Config(
-        create_app(runtime, ServerConfig(drain_s=drain_s)), port=0, log_level="error", lifespan="on"
-    )
+def serving(
+    runtime: Runtime,
+    *,
+    drain_s: float = 5.0,
+    settings: ServerConfig | None = None,
+    tenants: Tenants | None = None,
+    tracer: Tracer | None = None,
+    send_buffer: int | None = None,
+) -> Iterator[str]:
+    """Serve on a free port of this machine; yields the base URL; checks for leaks at the end.
+
+    send_buffer  bytes that the system holds for a client that doesn't read; None: its own choice
+    """
+    settings = settings or ServerConfig(drain_s=drain_s)
+    app = create_app(runtime, settings, tenants=tenants, tracer=tracer)
+    config = uvicorn_settings(app, settings, log_level="error", lifespan="on")
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if send_buffer is not None:  # what is accepted inherits it
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="http")
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), name="http")
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive(), "the server did not start"
             time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()
+        listener.close()
     assert_nothing_held(runtime)
 
 
