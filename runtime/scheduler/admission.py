@@ -88,13 +88,14 @@ class Admission:
             self._let_in(sequence)
             yield sequence
 
-    def _proposed(self) -> list[Waiting]:
-        """Return the first to be tried first: those overtaken too often, then as ordered."""
+    def _proposed(self) -> Iterator[Waiting]:
+        """Yield the first to be tried first: those overtaken too often, then as ordered."""
         limit = self._config.max_overtaken
         seen = self.waiting[:LOOK_AHEAD]
         aged = [sequence for sequence in seen if sequence.num_overtaken >= limit]
         rest = [sequence for sequence in seen if sequence.num_overtaken < limit]
-        return aged + (self.ordering.arranged(rest, self._cached_len) if rest else [])
+        yield from aged
+        yield from self.ordering.arranged(rest, self._cached_len)
 
     def _cached_len(self, sequence: Waiting) -> int:
         return self._cache.match_len(PrefixKey(sequence.request.namespace, sequence.all_tokens()))

@@ -56,13 +56,13 @@ def test_depth_first_finishes_a_subtree_before_it_leaves_it():
     assert order_of_admission(bench) == "acebd"
 
 
-def test_depth_first_goes_on_behind_the_last_admitted_when_others_come():
+def test_depth_first_goes_on_beside_the_last_admitted_when_others_come():
     bench = one_by_one("depth_first")
     bench.submit("a", [5, 1], max_tokens=1)
     bench.submit("b", [7, 1], max_tokens=1)
     bench.step()
     bench.submit("c", [1, 1], max_tokens=1)
-    bench.submit("d", [6, 1], max_tokens=1)
+    bench.submit("d", [5, 2], max_tokens=1)
     assert order_of_admission(bench) == "adbc"
 
 
