@@ -193,6 +193,7 @@ class Room:
             if found is None:
                 break
             leaf, most = found
+            assert most > 0, "a victim that gives nothing up would be asked for ever"
             freed += self.give_up(leaf, min(num_blocks - freed, most))
         return freed
 
