@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from radixcache.cache import RadixCache
+from radixcache.lease import PrefixKey
 from radixcache.namespace import Namespace
 from radixcache.stats import CacheStats
 from runtime.config import EngineConfig
@@ -31,7 +32,8 @@ from runtime.errors import (
 )
 from runtime.live import LiveRequest
 from runtime.plan import StepPlan, StepResult, merge_results
-from runtime.request import FinishReason, Request, RequestOutput
+from runtime.request import FinishReason, Request, RequestOutput, SamplingParams
+from runtime.scheduler.public import PUBLIC, PublicPrefix
 from runtime.scheduler.scheduler import Scheduler, Step
 from runtime.sequence import Sequence
 from runtime.tokenizer.load import Tokenizer
@@ -196,6 +198,25 @@ class Engine:
         live = self._live.get(request_id)
         return self._end_all(live, "abort") if live else []
 
+    def share_publicly(self, tokens: bytes) -> Request:
+        """Let every namespace have a prefix by copy; return the request that computes it.
+
+        tokens  packed ids of the prefix, such as a system prompt; replaces an earlier one
+
+        Submit the request, and `hold_public` when it has ended.  Until then nothing is shared.
+        """
+        self.scheduler.admission.public = PublicPrefix(self.cache, tokens)
+        sampling = SamplingParams(max_tokens=0)
+        return Request(
+            request_id="public prefix", prompt=tokens, sampling=sampling, namespace=PUBLIC
+        )
+
+    def hold_public(self) -> int:
+        """Keep the public prefix from being evicted; return how many tokens are held."""
+        public = self.scheduler.admission.public
+        assert public is not None
+        return self.cache.retain(PrefixKey(PUBLIC, public.tokens)).num_tokens
+
     def let_go(self) -> None:
         """Release finished sequences whose last token is still to be computed for the cache."""
         for sequence in list(self.scheduler.closing):
@@ -327,12 +348,12 @@ class Engine:
             except Exception as caught:
                 failed.append((sequence, caught))
         ended: list[RequestOutput] = []
-        for sequence, caught in failed:
+        for sequence, why in failed:
             live = self._live_of(sequence)
             if live is None:
                 self.scheduler.drop(sequence)  # was closing: its caller has everything
             else:
-                ended += self._end_all(live, "error", error=f"{type(caught).__name__}: {caught}")
+                ended += self._end_all(live, "error", error=f"{type(why).__name__}: {why}")
         self.scheduler.forget_released()
         return merge_results(plan.step, results), ended
 

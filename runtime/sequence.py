@@ -31,7 +31,7 @@ class Sequence:
     lease          its hold on the cache, None while it waits
     num_computed   tokens of the lease whose K/V is computed and, where log-probabilities of the
                    prompt are wanted, reported
-    num_in_place   tokens of the lease that were in the cache when it was last admitted
+    num_in_place   tokens of the lease whose K/V others had computed when it was last admitted
     num_scored     tokens of the prompt before the next one to report
     seed           of the request; each branch draws by its own, made of it
     sampled        the newest token where it is not on the lease yet
@@ -105,13 +105,12 @@ class Sequence:
         """Return prompt and output as packed ids."""
         return self.request.prompt + pack_tokens(self.output)
 
-    def admit(self, lease: Lease) -> None:
-        """Take a lease; what it found in the cache is computed, but for what is to be reported."""
+    def admit(self, lease: Lease, num_in_place: int) -> None:
+        """Take a lease whose first tokens have their K/V, computed but for what is reported."""
         self.lease = lease
-        self.num_in_place = lease.num_cached
-        self.num_computed = lease.num_cached
+        self.num_in_place = self.num_computed = num_in_place
         if self.num_scored < self.num_prompt_tokens:
-            self.num_computed = min(lease.num_cached, self.num_scored - 1)
+            self.num_computed = min(num_in_place, self.num_scored - 1)
         if self.num_cached is None:
             self.num_cached = self.num_computed
 

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from radixcache.cache import RadixCache
 from radixcache.errors import OutOfBlocks
-from radixcache.lease import PrefixKey
+from radixcache.lease import BlockCopy, Lease, PrefixKey
 from radixcache.tokens import TOKEN_BYTES
 from runtime.config import EngineConfig
 from runtime.scheduler.ordering import ORDERINGS
+from runtime.scheduler.public import Brought, PublicPrefix
 from runtime.sequence import Sequence as Waiting
 
 LOOK_AHEAD = 256
@@ -28,6 +29,9 @@ LOOK_AHEAD = 256
 
 NUM_TOUCHED = 32
 """Waiting sequences whose prefixes are kept from being evicted next."""
+
+
+Copies = tuple[BlockCopy, ...]
 
 
 class _Room(NamedTuple):
@@ -42,6 +46,7 @@ class Admission:
 
     def __init__(self, cache: RadixCache, config: EngineConfig) -> None:
         self.waiting: list[Waiting] = []  # by arrival
+        self.public: PublicPrefix | None = None
         self.ordering = ORDERINGS[config.ordering]()
         self._cache = cache
         self._config = config
@@ -58,10 +63,11 @@ class Admission:
         """Queue a sequence that had to give its blocks back, at its old place."""
         insort(self.waiting, sequence, key=lambda waiting: waiting.arrival)
 
-    def admitted(self, running: Sequence[Waiting]) -> Iterator[Waiting]:
+    def admitted(self, running: Sequence[Waiting]) -> Iterator[tuple[Waiting, Copies]]:
         """Admit one after another, each with a lease, until nobody else fits.
 
         running  those that run, those admitted meanwhile included
+        yields   a sequence, and the copies that it counts on
 
         A sequence whose next block another one is computing waits for it, and lets others pass:
         what many ask for at once is computed once.  One that its namespace's quota keeps out lets
@@ -80,13 +86,20 @@ class Admission:
             if room.evicts:
                 self._touch_next(sequence)
             try:
-                sequence.admit(self._cache.acquire(key, retentions=sequence.request.retentions))
+                lease = self._cache.acquire(key, retentions=sequence.request.retentions)
             except OutOfBlocks as refused:
                 if refused.quota is None:
                     return
                 continue
             self._let_in(sequence)
-            yield sequence
+            yield sequence, self._begun(sequence, lease)
+
+    def _begun(self, sequence: Waiting, lease: Lease) -> Copies:
+        """Give a sequence its lease; return the copies that bring what it found."""
+        owed = () if lease.copy_owed is None else (lease.copy_owed,)
+        brought = Brought(lease.num_cached) if self.public is None else self.public.brought(lease)
+        sequence.admit(lease, brought.num_in_place)
+        return owed + brought.copies
 
     def _proposed(self) -> Iterator[Waiting]:
         """Yield the first to be tried first: those overtaken too often, then as ordered."""

@@ -81,10 +81,9 @@ class Scheduler:
         for sequence in behind:
             budget -= self._plan(sequence, budget)
         if budget > 0 and self.num_preemptions == preemptions_before:
-            for sequence in self.admission.admitted(self.running):
+            for sequence, owed in self.admission.admitted(self.running):
                 self.running.append(sequence)
-                if sequence.lease is not None and sequence.lease.copy_owed is not None:
-                    copies.append(sequence.lease.copy_owed)
+                copies += owed
                 budget -= self._plan(sequence, budget)
                 if budget <= 0:
                     break

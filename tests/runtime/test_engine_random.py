@@ -36,9 +36,13 @@ class EngineMachine(RuleBasedStateMachine):
         ordering=st.sampled_from(tuple(ORDERINGS)),
         max_overtaken=st.sampled_from((0, 1, 3, 64)),
         watermark=st.sampled_from((0.0, 0.0, 0.1, 0.5)),
+        public=st.sampled_from(((), (), (0, 0), (0, 0, 1, 0, 0), (0, 1, 0, 0, 0, 0))),
     )
-    def build(self, max_running: int, spare_budget: int, **settings: Any) -> None:
+    def build(
+        self, max_running: int, spare_budget: int, public: tuple[int, ...], **settings: Any
+    ) -> None:
         self.now = 0.0
+        self.longest = 10**9
         self.bench = EngineBench(
             **settings,
             clock=lambda: self.now,
@@ -48,6 +52,12 @@ class EngineMachine(RuleBasedStateMachine):
             max_step_tokens=max_running + spare_budget,
         )
         self.count = 0
+        if public:
+            size, max_len = self.bench.executor.block_size, self.bench.engine.config.max_len
+            blocks = max(0, max_len // size - 3)  # prompts of three blocks still fit beside
+            if blocks * size >= 1:
+                self.bench.share_publicly(public[: blocks * size])
+                self.longest = max_len - self.bench.num_public * size
 
     @rule(
         pieces=st.lists(st.sampled_from(PIECES), max_size=4),
@@ -119,8 +129,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _submit(self, prompt: list[int], **fields: Any) -> None:
         self.count += 1
-        longest = self.bench.engine.config.max_len - 1
-        self.bench.submit(f"r{self.count}", prompt[:longest], **fields)
+        longest = min(self.bench.engine.config.max_len, self.longest)
+        if self.longest < 10**9:  # or the blocks that are held leave it no room to the end
+            most = longest - len(prompt[: longest - 1])
+            fields["max_tokens"] = min(most, fields["max_tokens"] or most)
+        self.bench.submit(f"r{self.count}", prompt[: longest - 1], **fields)
 
     def _name(self, back: int) -> str:
         return f"r{max(1, self.count - back)}"

@@ -29,6 +29,7 @@ from runtime.engine import Engine
 from runtime.errors import CopiesFailed
 from runtime.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from runtime.request import Request, RequestOutput, SamplingParams
+from runtime.scheduler.public import PUBLIC
 from tests.support.content_oracle import WrongContent
 
 Content = tuple[Namespace, tuple[int, ...]]
@@ -100,6 +101,7 @@ class FakeExecutor:
 
     fail_at   which plans, counted from 1, leave garbage where they should write, and raise
     fail_for  requests whose slices do so in whatever plan they are
+    public    tokens whose K/V every namespace may read
     fail_next_copies
               whether the copies of the next plan fail
     plans     every plan, in order
@@ -113,6 +115,7 @@ class FakeExecutor:
         self.fail_at: set[int] = set()
         self.fail_for: set[str] = set()
         self.fail_next_copies = False
+        self.public: tuple[int, ...] = ()
         self.plans: list[StepPlan] = []
         self.wrong: list[str] = []
         self._blocks: list[list[Content | None]] = [[None] * block_size for _ in range(num_blocks)]
@@ -179,7 +182,9 @@ class FakeExecutor:
         for position in range(piece.start + len(unpack_tokens(piece.tokens))):
             block, slot = divmod(position, self.block_size)
             held = self._blocks[table[block]][slot]
-            if held != (namespace, tuple(own[: position + 1])):
+            prefix = tuple(own[: position + 1])
+            is_public = held == (PUBLIC, prefix) and self.public[: position + 1] == prefix
+            if held != (namespace, prefix) and not is_public:
                 raise self._fault(
                     f"{piece.request_id} reads slot {slot} of block {table[block]} for its token "
                     f"{position} of {own}, but it holds {held}"
@@ -278,6 +283,7 @@ class EngineBench:
         )
         self.news: dict[str, list[RequestOutput]] = {}
         self.requests: dict[str, Request] = {}
+        self.num_public = 0  # blocks held
         self._num_steps = 0
 
     @property
@@ -306,6 +312,17 @@ class EngineBench:
         self.executor.introduce(request)
         self.requests[name] = request
         self.news[name] = []
+
+    def share_publicly(self, tokens: Sequence[int]) -> None:
+        """Compute a public prefix and hold it, or as much of it as there is room for."""
+        request = self.engine.share_publicly(pack_tokens(tokens))
+        self.executor.public = tuple(tokens)
+        self.engine.submit(request)
+        self.executor.introduce(request)
+        while self.engine.has_work:
+            self.engine.step()
+            self.engine.check()
+        self.num_public = self.engine.hold_public() // self.executor.block_size
 
     def step(self) -> list[RequestOutput]:
         """Run one step and check everything."""
@@ -348,7 +365,7 @@ class EngineBench:
         self.engine.check()
         stats = self.engine.stats()
         assert (stats.running, stats.waiting, stats.cache.num_leases) == (0, 0, 0)
-        assert (stats.cache.num_private, stats.cache.num_pinned) == (0, 0)
+        assert (stats.cache.num_private, stats.cache.num_pinned) == (0, self.num_public)
 
     def output(self, name: str, index: int = 0) -> list[int]:
         """The tokens that came for a branch of a request."""
