@@ -8,17 +8,19 @@ import errno
 import signal
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 import uvicorn
 
 from runtime.async_engine import AsyncEngine
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
+from runtime.cli.server_options import add_server_flags, server_config, tenants_of, tracer_of
 from runtime.errors import InvalidSetting, RuntimeFault
 from runtime.loading import Runtime, load_runtime
 from runtime.server.app import create_app
-from runtime.server.config import ServerConfig
+from runtime.server.connection import uvicorn_settings
+from runtime.server.logs import set_up_logs
 
 
 class PortTaken(RuntimeFault):
@@ -32,25 +34,26 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--host", default="127.0.0.1", help="address to serve on (default 127.0.0.1)"
     )
     parser.add_argument("--port", type=int, default=8000, help="port (default 8000)")
-    parser.add_argument(
-        "--log-level", default="info", choices=("debug", "info", "warning", "error")
-    )
+    add_server_flags(parser)
     add_model_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Take the port, load the model, and serve until interrupted."""
-    config = runtime_config(args)
-    with _bind(args.host, args.port) as listener:  # first: loading takes longer than failing here
+    config, settings, tenants = runtime_config(args), server_config(args), tenants_of(args)
+    with ExitStack() as cleanup:
+        # First: loading takes longer than failing here.
+        listener = cleanup.enter_context(_bind(args.host, args.port))
+        tracer = tracer_of(args, model=config.model)
+        if tracer is not None:
+            cleanup.callback(tracer.close)
         with shown_progress(quiet=args.json) as progress:
             runtime = load_runtime(config, progress=progress)
         _announce(runtime, listener, as_json=args.json)
-        settings = ServerConfig()
-        app = create_app(runtime, settings)
-        http = uvicorn.Config(
-            app, log_level=args.log_level, timeout_graceful_shutdown=int(settings.drain_s) + 5
-        )
+        set_up_logs(args.log_format, args.log_level)
+        app = create_app(runtime, settings, tenants=tenants, tracer=tracer)
+        http = uvicorn_settings(app, settings, log_level=args.log_level, log_config=None)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like an interrupt
         with suppress(KeyboardInterrupt):  # raised again once everything has stopped in order
             _Server(http, app.state.engine, drain_s=settings.drain_s).run(sockets=[listener])

@@ -1,25 +1,49 @@
 """Bodies of requests, read within bounds.
 
-Owns: the size limit, and JSON to a record.  Does not know: what the fields mean.
+Owns: the limits of size, time and depth, and JSON to a record.  Does not know: what the fields
+mean.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from runtime.server.errors import BodyTooLarge, MalformedBody
+from runtime.server.config import ServerConfig
+from runtime.server.errors import BodyTooLarge, BodyTooSlow, MalformedBody
+from runtime.server.limits import check_parts, is_deeper
 
 Body = TypeVar("Body")
 
 
-async def read_body(request: HttpRequest, kind: type[Body], *, max_bytes: int) -> Body:
+async def read_body(request: HttpRequest, kind: type[Body], config: ServerConfig) -> Body:
     """Read a JSON body as a record.
 
-    Raises BodyTooLarge, MalformedBody, msgspec.ValidationError.
+    Raises BodyTooLarge, BodyTooSlow, MalformedBody, InvalidRequest, msgspec.ValidationError.
     """
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            text = await _read(request, config.max_body_bytes)
+    except TimeoutError:
+        raise BodyTooSlow(
+            f"the body was not whole after {config.body_timeout_s:g} seconds"
+        ) from None
+    if is_deeper(text, config.max_json_depth):
+        raise MalformedBody(f"the body is nested deeper than {config.max_json_depth} levels")
+    try:
+        body = msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedBody(f"the body is not JSON: {error}") from None
+    check_parts(body, config)
+    return body
+
+
+async def _read(request: HttpRequest, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
@@ -27,9 +51,4 @@ async def read_body(request: HttpRequest, kind: type[Body], *, max_bytes: int) -
         if size > max_bytes:
             raise BodyTooLarge(f"the body exceeds {max_bytes} bytes")
         chunks.append(chunk)
-    try:
-        return msgspec.json.decode(b"".join(chunks), type=kind)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise MalformedBody(f"the body is not JSON: {error}") from None
+    return b"".join(chunks)

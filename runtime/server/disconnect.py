@@ -41,12 +41,17 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, one for each piece of `events`, which is closed whatever happens."""
+    """Server-sent events, one for each piece of `events`, which is closed whatever happens.
+
+    is_framed  whether the pieces are whole events already, as those with names are; else each is
+               the text of one
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, is_framed: bool = False) -> None:
         self.events = events
+        self._is_framed = is_framed
         self.background = None
         self.status_code = 200
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -57,12 +62,14 @@ class EventStream(Response):
             await until_disconnect(receive, self._send_all(send))
         except (ClientDisconnect, OSError):
             return
+        finally:  # also where nothing was sent, so that `_send_all` has closed nothing
+            await self.events.aclose()
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         async with aclosing(self.events):
             async for event in self.events:
-                body = b"data: " + event + b"\n\n"
+                body = event if self._is_framed else b"data: " + event + b"\n\n"
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

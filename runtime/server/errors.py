@@ -1,6 +1,15 @@
 """Errors to HTTP: status and OpenAI's error body.
 
-Owns: which error is which status.  Does not know: routes.
+Owns: which error is which status, and the errors that only a server has.  Does not know: routes.
+
+    RuntimeFault
+    ├── RequestError
+    │   ├── BodyTooLarge      413  the body exceeds the limit
+    │   ├── BodyTooSlow       408  the body did not arrive in time
+    │   ├── MalformedBody     400  the body is not JSON, or nested too deeply
+    │   ├── DeadlineExceeded  504  the request's own deadline passed before its answer was whole
+    │   ├── Unauthorized      401  no API key, or an unknown one
+    │   └── Forbidden         403  the key's tenant may not do this
 """
 
 from __future__ import annotations
@@ -16,15 +25,21 @@ from starlette.responses import Response
 from radixcache.errors import CallerError
 from runtime.errors import (
     EngineFailure,
+    InvalidRequest,
     ModelNotFound,
     PromptTooLong,
     RequestError,
     ServerBusy,
+    SessionBusy,
+    SessionNotFound,
 )
+from runtime.request import RequestOutput
 from runtime.server.answers import ErrorAnswer, ErrorBody
+from runtime.server.anthropic_answers import ErrorEvent, error_answer
 
 _log = logging.getLogger("radixcache")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
+_GRAMMAR_FAILED = "GrammarFailure: "  # an error of a module that may not be importable here
 _UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
 
@@ -32,16 +47,52 @@ class BodyTooLarge(RequestError):
     """The body of a request exceeds the server's limit."""
 
 
+class BodyTooSlow(RequestError):
+    """The body of a request did not arrive in time."""
+
+
 class MalformedBody(RequestError):
-    """The body of a request is not JSON."""
+    """The body of a request is not JSON, or nested too deeply."""
+
+
+class DeadlineExceeded(RequestError):
+    """The deadline that a request brought passed before its answer was whole."""
+
+
+class Unauthorized(RequestError):
+    """A request brings no API key, or one that nobody has."""
+
+
+class Forbidden(RequestError):
+    """The tenant whose key a request brings may not do what it asks."""
+
+
+FAILED = ("error", "abort", "timeout")
+"""Finish reasons of branches that gave no whole answer."""
+
+
+def failure_of(output: RequestOutput) -> Exception:
+    """Return the error that the last news of a failed branch stands for; raise it, or show it."""
+    if output.finish_reason == "timeout":
+        return DeadlineExceeded(
+            f"the request's time was over after {output.usage.completion_tokens} new tokens: "
+            "allow more of it, or ask for fewer tokens"
+        )
+    if output.finish_reason == "abort":
+        return HTTPException(503, "the request was ended by the server, which is shutting down")
+    error = output.error or "the request failed on the server's side"
+    if error.startswith(_GRAMMAR_FAILED):  # while it was followed: it grew too complex
+        return InvalidRequest(f"what the output must look like can't be enforced: {error}")
+    return HTTPException(500, error)
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
     """Return status and body of an error.
 
-    400 a wrong value, malformed JSON, or a prompt too long · 404 an unknown model · 413 a body too
-    large · 422 JSON of the wrong shape · 429 the queue is full · 500 a step failed · 503 the
-    engine is gone.
+    400 a wrong value, malformed JSON, or a prompt too long · 401 no key · 403 not allowed · 404 an
+    unknown model or session · 408 a body too slow · 409 a session in use · 413 a body too large ·
+    422 JSON of the wrong shape · 429 the queue is full · 500 a step failed · 503 the engine is gone
+    · 504 the deadline passed.
     """
     match error:
         case msgspec.ValidationError():
@@ -52,6 +103,18 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
             return 404, _request_error(error, code="model_not_found")
         case BodyTooLarge():
             return 413, _request_error(error, code="body_too_large")
+        case BodyTooSlow():
+            return 408, _request_error(error, code="body_too_slow")
+        case Unauthorized():
+            return 401, _request_error(error, code="invalid_api_key")
+        case Forbidden():
+            return 403, _request_error(error, code="forbidden", kind="permission_error")
+        case DeadlineExceeded():
+            return 504, _request_error(error, code="deadline_exceeded", kind="server_error")
+        case SessionNotFound():
+            return 404, _request_error(error, code="session_not_found")
+        case SessionBusy():
+            return 409, _request_error(error, code="session_busy")
         case RequestError():
             return 400, _request_error(error)
         case CallerError():
@@ -68,14 +131,21 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Turn an error into a response."""
+    """Turn an error into a response, in the words of the API that was called."""
     status, body = error_body(error)
     headers = {}
     if isinstance(error, ServerBusy):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, BodyTooSlow):
+        headers["Connection"] = "close"  # what is still to come is not read any more
     if isinstance(error, HTTPException) and error.headers:
         headers.update(error.headers)
-    return json_response(ErrorAnswer(body), status=status, headers=headers)
+    answer: ErrorAnswer | ErrorEvent = ErrorAnswer(body)
+    if request.url.path.startswith("/v1/messages"):
+        status, answer = error_answer(status, body)
+    return json_response(answer, status=status, headers=headers)
 
 
 def json_response(
@@ -87,8 +157,10 @@ def json_response(
     )
 
 
-def _request_error(error: RequestError, *, code: str | None = None) -> ErrorBody:
-    return ErrorBody(message=str(error), type="invalid_request_error", param=error.param, code=code)
+def _request_error(
+    error: RequestError, *, code: str | None = None, kind: str = "invalid_request_error"
+) -> ErrorBody:
+    return ErrorBody(message=str(error), type=kind, param=error.param, code=code)
 
 
 def _shape_error(text: str) -> ErrorBody:

@@ -1,0 +1,108 @@
+"""Flags of `radixcache serve` that are about HTTP, and what they become.
+
+Owns: names and help of the flags, the settings they make.  Does not know: the model's flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from pathlib import Path
+
+from runtime.cli.options import parse_bytes
+from runtime.errors import InvalidSetting
+from runtime.server.config import ServerConfig
+from runtime.server.middleware import Tracer
+from runtime.server.tenants import Tenants, load_tenants
+
+_COUNTS = (
+    ("max-connections", "connections open at once"),
+    ("max-messages", "messages of a conversation"),
+    ("max-tools", "tools that a request may offer"),
+    ("max-json-depth", "arrays and objects that may lie in each other"),
+    ("max-backlog", "pieces of a stream that may wait for a slow client"),
+    ("max-tenant-labels", "tenants that metrics name, all others are one"),
+    ("max-sessions", "sessions open at once"),
+    ("max-tenant-sessions", "sessions of one tenant open at once"),
+)
+_SECONDS = (
+    ("header-timeout-s", "until a request's headers must be whole"),
+    ("body-timeout-s", "until a body must be whole"),
+    ("idle-timeout-s", "that a connection may stay open between two requests"),
+    ("write-timeout-s", "that a client may leave its answer unread"),
+    ("drain-s", "that requests in flight may go on after a signal to stop"),
+    ("session-idle-s", "after its last use at which a session ends"),
+)
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of keys, limits, logs and traces."""
+    default = ServerConfig()
+    flag = parser.add_argument
+    flag("--api-keys", type=Path, metavar="FILE", help="tenants and their keys, as TOML")
+    flag("--open-metrics", action="store_true", help="show /metrics to whoever asks")
+    for name, value, text in (
+        ("max-body", default.max_body_bytes, "largest body of a request (default 8MiB)"),
+        ("max-header", default.max_header_bytes, "largest request line with headers (64KiB)"),
+    ):
+        flag(f"--{name}", type=parse_bytes, default=value, metavar="SIZE", help=text)
+    for name, text in _COUNTS:
+        count = getattr(default, name.replace("-", "_"))
+        flag(f"--{name}", type=int, default=count, metavar="N", help=f"{text} (default {count})")
+    for name, text in _SECONDS:
+        limit = getattr(default, name.replace("-", "_"))
+        flag(
+            f"--{name.removesuffix('-s')}",
+            type=float,
+            default=limit,
+            metavar="S",
+            help=f"seconds {text} (default {limit:g})",
+        )
+    flag(
+        "--held-share",
+        type=float,
+        default=default.held_share,
+        metavar="SHARE",
+        help=f"of the pool that sessions may hold, from 0 to 1 (default {default.held_share:g})",
+    )
+    flag("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    flag("--log-format", default="text", choices=("text", "json"), help="of each line (text)")
+    flag("--otel-endpoint", metavar="URL", help="send traces there, over OTLP/HTTP")
+
+
+def server_config(args: argparse.Namespace) -> ServerConfig:
+    """Turn the flags into settings.  Raises InvalidSetting."""
+    limits = {name.replace("-", "_") for name, _ in _COUNTS}
+    seconds = {name.removesuffix("-s").replace("-", "_"): name for name, _ in _SECONDS}
+    return ServerConfig(
+        max_body_bytes=args.max_body,
+        max_header_bytes=args.max_header,
+        open_metrics=args.open_metrics,
+        held_share=args.held_share,
+        **{name: getattr(args, name) for name in limits},
+        **{name.replace("-", "_"): getattr(args, flag) for flag, name in seconds.items()},
+    )
+
+
+def tenants_of(args: argparse.Namespace) -> Tenants | None:
+    """Read the file of keys, if there is one.  Raises InvalidSetting."""
+    if args.api_keys is None:
+        return None
+    return load_tenants(args.api_keys, random_secret=secrets.token_bytes(32))
+
+
+def tracer_of(args: argparse.Namespace, *, model: str) -> Tracer | None:
+    """Return what traces go to, if anything.  Raises InvalidSetting without the extra `otel`."""
+    if args.otel_endpoint is None:
+        return None
+    if not args.otel_endpoint.startswith(("http://", "https://")):
+        raise InvalidSetting(
+            "--otel-endpoint must be a URL such as http://localhost:4318/v1/traces"
+        )
+    try:
+        from runtime.server.tracing import otlp_tracer
+    except ImportError:
+        raise InvalidSetting(
+            "--otel-endpoint needs OpenTelemetry: pip install 'radixcache[otel]'"
+        ) from None
+    return otlp_tracer(args.otel_endpoint, model=model)

@@ -1,0 +1,106 @@
+"""Connections within bounds: what uvicorn has no limit for.
+
+Owns: the timers of a connection, and uvicorn's settings.  Does not know: requests and answers.
+Idea: uvicorn waits for headers, and for a client that doesn't read, as long as they like.  Both
+have a moment when the waiting begins and one when it ends, so a timer between them is enough; a
+token that is sent pays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from runtime.server.config import ServerConfig
+
+
+def uvicorn_settings(app: Starlette, config: ServerConfig, **other: Any) -> uvicorn.Config:
+    """Return what uvicorn is told, so that connections stay within the limits."""
+
+    class Protocol(BoundedProtocol):
+        limits = config
+
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        h11_max_incomplete_event_size=config.max_header_bytes,
+        limit_concurrency=config.max_connections + 1,  # uvicorn counts the one that asks
+        timeout_keep_alive=max(1, round(config.idle_timeout_s)),
+        timeout_graceful_shutdown=int(config.drain_s) + 5,
+        access_log=False,  # our own has one line a request
+        server_header=False,
+        **other,
+    )
+
+
+class BoundedProtocol(H11Protocol):
+    """An HTTP connection that is cut where its client lets it wait for too long.
+
+    limits  set by a subclass, since uvicorn makes the instances
+    """
+
+    limits: ServerConfig
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin: the first headers must be whole in time."""
+        self._headers_due = _Due(self)
+        self._write_due = _Due(self)
+        super().connection_made(transport)
+        # Whatever the client's side of the connection does not take counts as unread.
+        transport.set_write_buffer_limits(0)
+        if len(self.connections) > 2 * self.limits.max_connections:
+            transport.abort()  # so many don't even send their headers, or 503 would have ended them
+        else:
+            self._headers_due.begin(self.limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End: nothing is waited for any more."""
+        self._headers_due.end()
+        self._write_due.end()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in; the timer runs from a request's first byte to the end of its headers."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._headers_due.end()
+        elif before is None or before.response_complete:
+            self._headers_due.begin(self.limits.header_timeout_s)
+
+    def pause_writing(self) -> None:
+        """The client's buffer is full: it must read on in time."""
+        super().pause_writing()
+        self._write_due.begin(self.limits.write_timeout_s)
+
+    def resume_writing(self) -> None:
+        """The client has read on."""
+        self._write_due.end()
+        super().resume_writing()
+
+
+class _Due:
+    """Cuts a connection unless `end` is called in time after `begin`."""
+
+    __slots__ = ("_protocol", "_timer")
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self._protocol = protocol
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, seconds: float) -> None:
+        if self._timer is None and not self._protocol.transport.is_closing():
+            self._timer = self._protocol.loop.call_later(seconds, self._cut)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut(self) -> None:
+        self._protocol.transport.abort()

@@ -1,0 +1,112 @@
+"""What every HTTP request goes through, whatever its endpoint.
+
+Owns: who is calling, the request's id, and that its numbers reach log, metrics and trace.  Does not
+know: routes, bodies, answers.
+Idea: one plain ASGI layer around the application; a piece of a stream passes it with one call.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtime.server.context import Caller, Served
+from runtime.server.errors import answer_error
+from runtime.server.journal import Journal, request_id_of
+from runtime.server.logs import log_request
+from runtime.server.tenants import Tenants, key_of
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""What needs no key: probes have none."""
+
+ANYONE = Caller(is_admin=True)
+"""Who calls a server without API keys."""
+
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+
+
+class Tracer(Protocol):
+    """Whoever takes the trace of a request."""
+
+    def record(self, journal: Journal, headers: Mapping[str, str], *, ended_ns: int) -> None:
+        """Take a request that has ended, at so many nanoseconds since 1970."""
+
+    def close(self) -> None:
+        """Send what is still here, and end."""
+
+
+class Gate:
+    """Lets requests in, each with its caller and a journal, and notes what they came to."""
+
+    def __init__(
+        self, app: ASGIApp, *, served: Served, tenants: Tenants | None, tracer: Tracer | None
+    ) -> None:
+        self._app = app
+        self._served = served
+        self._tenants = tenants
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        name = request_id_of(headers.get("x-request-id"), otherwise=f"req-{uuid.uuid4().hex}")
+        journal = Journal(name, began=self._served.clock())
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                journal.status = message["status"]
+                ours = [(key, name.encode()) for key in (b"x-request-id", b"request-id")]
+                message = {**message, "headers": [*message.get("headers", ()), *ours]}
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, send_noted, headers, journal)
+        finally:
+            self._end(scope, headers, journal)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, journal: Journal
+    ) -> None:
+        try:
+            caller = self._caller(scope["path"], headers)
+            journal.tenant = caller.tenant
+            scope["radixcache.caller"] = msgspec.structs.replace(caller, journal=journal)
+            await self._app(scope, receive, send)
+        except Exception as error:
+            if journal.status:  # the answer has begun: cutting it short is all that is left
+                raise
+            response = await answer_error(HttpRequest(scope), error)
+            await response(scope, receive, send)
+
+    def _caller(self, path: str, headers: Headers) -> Caller:
+        if self._tenants is None:
+            return ANYONE
+        key = key_of(headers)
+        is_open = path in OPEN_PATHS or (path == "/metrics" and self._served.config.open_metrics)
+        if key is None and is_open:
+            return Caller()
+        return self._tenants.caller(key)
+
+    def _end(self, scope: Scope, headers: Headers, journal: Journal) -> None:
+        journal.ended = self._served.clock()
+        journal.endpoint = endpoint_of(scope)
+        self._served.metrics.http_requests[(journal.endpoint, journal.status)] += 1
+        log_request(journal, quiet=scope["path"] in OPEN_PATHS or scope["path"] == "/metrics")
+        if self._tracer is not None:
+            self._tracer.record(journal, headers, ended_ns=time.time_ns())
+
+
+def endpoint_of(scope: Scope) -> str:
+    """Return method and route of a request, of which there are few; "none" where none was found."""
+    path = getattr(scope.get("route"), "path", None)
+    return f"{scope['method']} {path}" if path and scope["method"] in _METHODS else "none"

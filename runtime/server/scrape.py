@@ -1,0 +1,53 @@
+"""What `/metrics` shows, and to whom.
+
+Owns: who may see it, and adding up blocks by tenant.  Does not know: names of metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from radixcache.namespace import Namespace
+from radixcache.stats import NamespaceStats
+from runtime.errors import EngineFailure
+from runtime.metrics import NO_TENANT, TenantBlocks
+from runtime.server.context import Caller, Served
+from runtime.server.errors import Forbidden
+
+
+async def scraped_metrics(served: Served, caller: Caller) -> bytes:
+    """Return all metrics in Prometheus' text form; blocks by tenant as of this moment.
+
+    Raises Forbidden where there are API keys and the caller's is no administrator's.
+    """
+    if not caller.is_admin and not served.config.open_metrics:
+        raise Forbidden(
+            "metrics tell of all tenants: use the key of a tenant with admin = true, or start the "
+            "server with --open-metrics"
+        )
+    try:
+        namespaces = await served.engine.call(lambda engine: engine.cache.namespaces())
+    except EngineFailure:  # the counters are still worth seeing, now more than ever
+        namespaces = {}
+    served.metrics.tenant_blocks = blocks_by_tenant(served, namespaces)
+    return served.metrics.render()
+
+
+def blocks_by_tenant(
+    served: Served, namespaces: Mapping[Namespace, NamespaceStats]
+) -> dict[str, TenantBlocks]:
+    """Add up what the namespaces of each tenant own; O(namespaces)."""
+    owned: dict[str, TenantBlocks] = {name: TenantBlocks() for name in served.metrics.tenants}
+    for namespace, stats in namespaces.items():
+        tenant = served.tenant_of(namespace)
+        name = NO_TENANT if tenant is None else served.metrics.tenant_label(tenant)
+        so_far = owned[name]
+        owned[name] = TenantBlocks(
+            *(
+                getattr(so_far, field) + getattr(stats, field)
+                for field in msgspec.structs.asdict(so_far)
+            )
+        )
+    return owned

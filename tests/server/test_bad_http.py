@@ -1,0 +1,102 @@
+"""Bytes that are hardly HTTP, and headers that nobody means well by: no 500, and it goes on."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from runtime.loading import Runtime
+from runtime.server.config import ServerConfig
+from runtime.server.tenants import Tenant, Tenants
+from tests.support.served import quick_runtime, serving, wait_until_idle
+
+KEY = "sk-of-the-test"
+BODY = b'{"prompt": "x", "max_tokens": 1}'
+PIECES = [
+    b"POST /v1/completions HTTP/1.1\r\n",
+    b"GET /v1/models HTTP/1.1\r\n",
+    b"GET /%ff%00%0a HTTP/1.1\r\n",
+    b"BREW /metrics HTTP/9.9\r\n",
+    b"Host: x\r\n",
+    b"x-api-key: " + KEY.encode() + b"\r\n",
+    b"x-api-key: \xff\xfe\r\n",
+    b"Authorization: Bearer \x80\r\n",
+    b"X-Request-Id: a\x0b\x0cb\r\n",
+    b"X-Request-Id: \xe2\x80\xa8\r\n",
+    b"traceparent: 00-" + b"f" * 500 + b"\r\n",
+    b"Content-Length: 5\r\n",
+    b"Content-Length: -1\r\n",
+    b"Content-Length: 99999999999999999999\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: gzip\r\n",
+    b"Expect: 100-continue\r\n",
+    b"Upgrade: websocket\r\nConnection: upgrade\r\n",
+    b" folded\r\n",
+    b"NoColon\r\n",
+    b": empty\r\n",
+    b"\r\n",
+    b"zz\r\n",
+    b"5\r\nhello\r\n0\r\n\r\n",
+    BODY,
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"\x00" * 20,
+]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return quick_runtime()
+
+
+@pytest.fixture(scope="module")
+def url(runtime: Runtime) -> Iterator[str]:
+    settings = ServerConfig(header_timeout_s=0.2, body_timeout_s=0.2, idle_timeout_s=1)
+    tenants = Tenants({"a": Tenant(keys=(KEY,))}, secret=b"0123456789abcdef")
+    with serving(runtime, settings=settings, tenants=tenants) as url:
+        yield url
+
+
+def answer_to(url: str, sent: bytes) -> bytes:
+    """All that comes back until the server closes, which it does in any case."""
+    host, port = url.removeprefix("http://").split(":")
+    parts = []
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        try:
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            while part := client.recv(65536):
+                parts.append(part)
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_shuffled_pieces_of_http_break_nothing(runtime: Runtime, url: str, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(25):
+        pieces = rng.choices(PIECES, k=rng.randint(1, 8))
+        if rng.random() < 0.5:
+            pieces.insert(0, PIECES[rng.randrange(2)])
+        answer = answer_to(url, b"".join(pieces))
+        assert not re.search(rb"HTTP/1\.1 5\d\d", answer), pieces
+    good = httpx.post(url + "/v1/completions", content=BODY, headers={"x-api-key": KEY})
+    assert good.status_code == 200
+    wait_until_idle(runtime)
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "x-request-id", "traceparent"])
+def test_headers_may_hold_any_byte_that_http_lets_through(url: str, name: str) -> None:
+    for byte in [9, *range(32, 127), *range(128, 256)]:
+        header = name.encode() + b": a" + bytes([byte]) + b"b\r\n"
+        key = b"" if "x-api-key" in name else b"x-api-key: " + KEY.encode() + b"\r\n"
+        sent = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + key
+        answer = answer_to(url, sent + b"\r\n")
+        assert answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 401")), byte
+        (told,) = re.findall(rb"(?im)^x-request-id: (.*)\r$", answer)
+        assert re.fullmatch(rb"[!-~]{1,128}", told)
