@@ -30,6 +30,8 @@ from runtime.request import MAX_SEED, Constraint
 from runtime.tokenizer.chat import ChatTemplate
 from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.replies import ReplyMemory
+from runtime.tokenizer.tool_calls import key_of_reply
+from runtime.tokenizer.tool_format import HERMES, ToolFormat
 from runtime.weights.checkpoint import open_checkpoint
 from runtime.weights.mapping import expected_shapes
 from runtime.weights.pull import Progress
@@ -83,13 +85,21 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.name} has no chat template: send a prompt of your own as a completion",
                 param="messages",
             )
-        self._check_length(*(str(message.get("content")) for message in messages))
+        said = (
+            str(m[field]) for m in messages for field in ("content", "tool_calls") if m.get(field)
+        )
+        self._check_length(*said, *map(str, tools or ()))
         return self.chat_template.encode(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             recall=partial(self.replies.recall, namespace),
         )
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls of tools."""
+        return HERMES if self.chat_template is None else self.chat_template.format
 
     def constrain(self, grammar: Grammar) -> Constraint:
         """Compile what an output must look like; milliseconds, from any thread.
@@ -116,6 +126,9 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         # Not where a stop string cut the text, nor with control tokens that would act later on.
         if self.tokenizer.decode(ids, skip_special=False) == text:
             self.replies.remember(namespace, prompt, text, ids)
+            key = key_of_reply(text, self.tool_format)  # clients send calls back taken apart
+            if key is not None:
+                self.replies.remember(namespace, prompt, key, ids)
 
     def prompt_tokens(
         self, text: str, *, parse_special: bool = False, begun: bool = False

@@ -14,7 +14,17 @@ from runtime.config import RuntimeConfig
 from runtime.engine import EngineStats
 from runtime.metrics import ServerMetrics
 from runtime.request import SamplingParams
-from runtime.server.openai import ChatRequest, CompletionRequest
+from runtime.server.anthropic import MessagesRequest
+from runtime.server.chat_bodies import ChatRequest
+from runtime.server.config import ServerConfig
+from runtime.server.openai import CompletionRequest
+from runtime.server.session_bodies import (
+    CreateRequest,
+    GenerateRequest,
+    HoldRequest,
+    ScoreRequest,
+    SessionAnswer,
+)
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -62,7 +72,7 @@ def test_every_command_takes_json() -> None:
         assert "--json" in parser._option_string_actions
 
 
-@pytest.mark.parametrize("record", [RuntimeConfig, SamplingParams])
+@pytest.mark.parametrize("record", [RuntimeConfig, SamplingParams, ServerConfig])
 def test_every_setting_is_documented(record: type) -> None:
     text = read("commands.md")
     for field in record.__struct_fields__:
@@ -72,15 +82,18 @@ def test_every_setting_is_documented(record: type) -> None:
 
 def test_every_field_of_the_api_is_documented() -> None:
     text = read("server.md")
-    for record in (ChatRequest, CompletionRequest):
+    sessions = (CreateRequest, GenerateRequest, ScoreRequest, HoldRequest)
+    for record in (ChatRequest, CompletionRequest, MessagesRequest, *sessions):
         for field in record.__struct_fields__:
             assert f"`{field}`" in text, field
+    for field in SessionAnswer.__struct_fields__:
+        assert f'"{field}": ' in text, field
 
 
 def test_every_metric_is_documented(idle_stats: EngineStats) -> None:
     text = read("server.md")
     exposed = ServerMetrics(lambda: idle_stats).render().decode()
-    names = set(re.findall(r"^# TYPE (\w+)", exposed, re.MULTILINE))
+    names = set(re.findall(r"^# TYPE ([\w:]+)", exposed, re.MULTILINE))
     names = {name for name in names if not name.endswith("_created")}
     assert len(names) > 12
     for name in names:
@@ -105,6 +118,7 @@ def idle_stats() -> EngineStats:
         running=0,
         waiting=0,
         steps=0,
+        failed_steps=0,
         prompt_tokens=0,
         cached_tokens=0,
         completion_tokens=0,

@@ -26,7 +26,21 @@ CODE = [path for path in FILES if path.relative_to(ROOT).parts[0] in PACKAGES]
 CORE_MAY_IMPORT = {"radixcache", "msgspec", "numpy", "sortedcontainers"}
 CORE_MUST_NOT_IMPORT = {"asyncio", "logging", "multiprocessing", "socket", "threading", "time"}
 KERNELS_MAY_IMPORT = {"kernels", "torch", "triton"}
-TORCH_FREE = ("request", "sequence", "config", "plan", "engine", "scheduler")
+TORCH_FREE = (
+    "request",
+    "sequence",
+    "config",
+    "plan",
+    "engine",
+    "scheduler",
+    "loop",
+    "completion",
+    "sessions/book",
+    "sessions/holds",
+    "sessions/records",
+    "sessions/conversation",
+    "sessions/scoring",
+)
 DEVICE_SIDE = ("executor", "kv", "models", "weights", "decoding")
 DECIDING_SIDE = ("runtime.scheduler", "runtime.engine", "runtime.server")
 TENSORS = {"torch", "triton"}

@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -27,6 +28,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import InvalidRequest, ModelFileError
 from runtime.tokenizer.load import Tokenizer
+from runtime.tokenizer.tool_calls import key_of_reply
+from runtime.tokenizer.tool_format import ToolFormat, tool_format
+from runtime.tokenizer.tool_prompt import with_parsed_calls, with_plain_calls, with_tools
 
 Recall = Callable[[Sequence[int], str], Sequence[int] | None]
 """Gives the ids that a reply's text was generated as behind such ids, or None if not known."""
@@ -66,10 +70,19 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        self._format = tool_format(source, tokenizer.special_tokens)
+        self._knows_calls = "tool_calls" in source
         try:
+            names = meta.find_undeclared_variables(environment.parse(source))
+            self._knows_tools = "tools" in names
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelFileError(f"{where} has a chat template that is broken: {error}") from error
+
+    @property
+    def format(self) -> ToolFormat:
+        """How the model writes calls of tools."""
+        return self._format
 
     def render(
         self,
@@ -81,9 +94,12 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt's text.
 
+        tools      functions that the model may call; a template that knows none gets them as a
+                   system message, and calls and their results as plain messages
         variables  further names that the template may use
         Errors: InvalidRequest, with the template's own message where it refuses the messages.
         """
+        messages, tools = self._prepared(messages, tools)
         text, sentinel = self._rendered(messages, add_generation_prompt, tools, variables)
         return text.replace(sentinel, "")
 
@@ -98,61 +114,83 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the prompt's ids; no bos beyond what the template writes.
 
+        tools   as `render` takes them
         recall  gives the ids that a reply's text was generated as behind the ids before it, or
-                None; replies that the template writes unchanged then keep their ids
+                None; what the template writes for such a reply then keeps those ids
 
         Control tokens are those that the template wrote; in a message their text is text.
         Errors: InvalidRequest, with the template's own message where it refuses the messages.
         """
+        messages, tools = self._prepared(messages, tools)
         text, sentinel = self._rendered(messages, add_generation_prompt, tools, variables)
-        mark = re.compile(f"{sentinel}([0-9]+){sentinel}")
-        marked = None
+        parts = [text]
         if recall is not None and any(map(_is_reply, messages)):
-            given = [
-                {**message, "content": f"{sentinel}{place}{sentinel}"}
-                if _is_reply(message)
-                else message
-                for place, message in enumerate(messages)
-            ]
-            marked, _ = self._rendered(given, add_generation_prompt, tools, variables, sentinel)
-            if mark.sub(lambda m: self._broken_content(messages, m, sentinel), marked) != text:
-                marked = None  # the template does more with a reply than to write it
-        if marked is None or recall is None:
-            pieces = self._tokenizer.split_special(text, unless_before=sentinel)
-            return self._tokenizer.encode_pieces(
-                piece.replace(sentinel, "") if isinstance(piece, str) else piece for piece in pieces
-            )
+            given = [_marked(i, message, sentinel) for i, message in enumerate(messages)]
+            with suppress(InvalidRequest):  # some templates want a call before each result
+                marked, _ = self._rendered(given, add_generation_prompt, tools, variables, sentinel)
+                parts = _cut_at_marks(text, re.split(f"{sentinel}[0-9]+{sentinel}", marked))
+        if len(parts) == 1:
+            return self._tokenizer.encode_pieces(self._pieces(text, sentinel))
         ids: list[int] = []
-        for piece in self._tokenizer.split_special(marked, unless_before=sentinel):
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                self._encode_marked(ids, mark.split(piece), messages, recall, sentinel)
-        return ids
-
-    def _encode_marked(
-        self,
-        ids: list[int],
-        parts: Sequence[str],
-        messages: Sequence[Mapping[str, Any]],
-        recall: Recall,
-        sentinel: str,
-    ) -> None:
-        """Append a text's ids; every odd part is the place of a reply that stands there."""
         waiting = ""  # not encoded yet: a reply that is not known belongs to the text around it
         for place, part in enumerate(parts):
-            if place % 2 == 0:
-                waiting += part.replace(sentinel, "")
-                continue
-            reply: str = messages[int(part)]["content"]
-            before = ids + self._tokenizer.encode_behind(ids, waiting)
-            known = recall(before, reply)
-            if known is None:
-                waiting += reply
-            else:
-                ids[:] = [*before, *known]
-                waiting = ""
-        ids += self._tokenizer.encode_behind(ids, waiting)
+            if place % 2 and recall is not None:
+                waiting = self._encode_most(ids, waiting, sentinel)
+                before = [*ids, *self._encoded(ids, waiting, sentinel)]
+                known = self._recalled(recall, before, part.replace(sentinel, ""))
+                if known is not None:
+                    ids, waiting = [*before, *known], ""
+                    continue
+            waiting += part
+        return ids + self._encoded(ids, waiting, sentinel)
+
+    def _recalled(self, recall: Recall, before: list[int], reply: str) -> Sequence[int] | None:
+        known = recall(before, reply)
+        if known is None:
+            key = key_of_reply(reply, self._format)
+            known = None if key is None else recall(before, key)
+        return known
+
+    def _encode_most(self, ids: list[int], text: str, sentinel: str) -> str:
+        """Append a text's ids up to its last control token; return the rest, from that on."""
+        pieces = self._tokenizer.split_special(text, unless_before=sentinel)
+        tokens = [place for place, piece in enumerate(pieces) if isinstance(piece, int)]
+        if not tokens:
+            return text
+        head, rest = pieces[: tokens[-1]], pieces[tokens[-1] :]
+        for piece in head:
+            clean = piece.replace(sentinel, "") if isinstance(piece, str) else piece
+            ids += self._encoded_piece(ids, clean)
+        return "".join(self._text_of(p) if isinstance(p, int) else p for p in rest)
+
+    def _encoded(self, before: Sequence[int], text: str, sentinel: str) -> list[int]:
+        """Return the ids of a text behind others."""
+        ids = list(before[:1])  # that something stands before it is all that matters
+        for piece in self._pieces(text, sentinel):
+            ids += self._encoded_piece(ids, piece)
+        return ids[len(before[:1]) :]
+
+    def _encoded_piece(self, before: Sequence[int], piece: str | int) -> list[int]:
+        return [piece] if isinstance(piece, int) else self._tokenizer.encode_behind(before, piece)
+
+    def _pieces(self, text: str, sentinel: str) -> list[str | int]:
+        """Cut a text at the control tokens that act, and take the sentinel out."""
+        pieces = self._tokenizer.split_special(text, unless_before=sentinel)
+        return [p.replace(sentinel, "") if isinstance(p, str) else p for p in pieces]
+
+    def _prepared(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
+        """Return messages and tools as this template can take them."""
+        if self._knows_calls:
+            messages = with_parsed_calls(messages)
+        else:
+            messages = with_plain_calls(messages, self._format)
+        if tools and not self._knows_tools:
+            return with_tools(messages, tools, self._format), None
+        return messages, tools or None
 
     def _rendered(
         self,
@@ -187,12 +225,6 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
         return text, sentinel
-
-    def _broken_content(
-        self, messages: Sequence[Mapping[str, Any]], mark: re.Match[str], sentinel: str
-    ) -> str:
-        content: str = self._breaker.broken(messages[int(mark[1])]["content"], sentinel)
-        return content
 
     def _text_of(self, token_id: int | None) -> str:
         return "" if token_id is None else self._tokenizer.decode([token_id], skip_special=False)
@@ -259,11 +291,39 @@ class _Breaker:
 
 
 def _is_reply(message: Mapping[str, Any]) -> bool:
-    return (
-        message.get("role") == "assistant"
-        and bool(message.get("content"))
-        and isinstance(message["content"], str)
-    )
+    content = message.get("content")
+    is_said = bool(content) and isinstance(content, str)
+    return message.get("role") == "assistant" and (is_said or bool(message.get("tool_calls")))
+
+
+def _marked(place: int, message: Mapping[str, Any], sentinel: str) -> Mapping[str, Any]:
+    """Return a reply with a mark instead of all that it says; any other message as it is."""
+    if not _is_reply(message):
+        return message
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    return others | {"content": f"{sentinel}{place}{sentinel}"}
+
+
+def _cut_at_marks(text: str, between: Sequence[str]) -> list[str]:
+    """Cut a text so that every odd part is what stands where the other rendering had a mark.
+
+    between  the other rendering, cut at its marks
+    Where the two don't agree in what lies between, the text is one part.
+    """
+    first, *others = between
+    if not others or not text.startswith(first):
+        return [text]
+    parts, at = [first], len(first)
+    for gap in others[:-1]:
+        end = text.find(gap, at) if gap else -1
+        if end < 0:
+            return [text]
+        parts += [text[at:end], gap]
+        at = end + len(gap)
+    end = len(text) - len(others[-1])
+    if end < at or not text.endswith(others[-1]):
+        return [text]
+    return [*parts, text[at:end], others[-1]]
 
 
 def _strings(value: Any) -> Iterator[str]:

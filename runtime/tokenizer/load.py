@@ -19,6 +19,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from runtime.errors import InvalidRequest, ModelFileError
+from runtime.tokenizer.tool_format import MARKS
 from runtime.tokenizer.vocabulary import (
     SPLITS,
     FolderTokens,
@@ -43,6 +44,7 @@ class Tokenizer:
     eos_ids         every id that ends a generation, `eos_id` among them
     add_bos         whether `encode_prompt` puts `bos_id` in front
     special_tokens  the control tokens: text to id; in text they are text unless asked for
+    token_bytes     what each id stands for, b"" for an id that is not used
     longest_token_bytes   bytes of the longest token: no text has fewer tokens than bytes over this
     """
 
@@ -77,9 +79,10 @@ class Tokenizer:
         self.drops_first_space = drops_first_space
         self._first = first
         self._later = later
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
         self.longest_token_bytes = max(map(len, token_bytes), default=1)
-        self._special_ids = frozenset(named.values())
+        # A mark of a call may be a control token, but is a part of what a model says.
+        self._skipped_ids = frozenset(i for text, i in named.items() if text not in MARKS)
         alternatives = []
         for text in sorted(named, key=len, reverse=True):
             before, behind = (swallows or {}).get(text, (False, False))
@@ -100,6 +103,13 @@ class Tokenizer:
         ids = self.encode(text, parse_special=parse_special)
         if self.add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
+        return ids
+
+    def encode_later(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Return the ids of a text that follows other tokens; no merge crosses into those."""
+        ids: list[int] = []
+        for piece in self.split_special(text) if parse_special else [text]:
+            ids += [piece] if isinstance(piece, int) else _encode(self._later, piece)
         return ids
 
     def encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
@@ -142,7 +152,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
 
-        skip_special  whether control tokens are left out; else they show as their text
+        skip_special  whether control tokens are left out, but for those that mark a tool call; else
+                      they show as their text
         Errors: InvalidRequest for an id that is not in the vocabulary.
         """
         text = self.bytes_of(ids, skip_special=skip_special).decode("utf-8", "replace")
@@ -153,9 +164,9 @@ class Tokenizer:
 
         Errors: InvalidRequest for an id that is not in the vocabulary.
         """
-        table, special = self._token_bytes, self._special_ids
+        table, skipped = self.token_bytes, self._skipped_ids
         try:
-            found = [table[i] for i in ids if not (skip_special and i in special)]
+            found = [table[i] for i in ids if not (skip_special and i in skipped)]
         except IndexError:
             raise self._unknown_id(max(ids)) from None
         if ids and min(ids) < 0:

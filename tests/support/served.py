@@ -16,6 +16,7 @@ import numpy as np
 import uvicorn
 
 from radixcache import CacheConfig, RadixCache
+from radixcache.policy import POLICIES
 from radixcache.tokens import TOKEN_BYTES, pack_tokens, unpack_tokens
 from runtime.config import EngineConfig, RuntimeConfig
 from runtime.engine import Engine
@@ -89,13 +90,23 @@ def _logprobs(token: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(-1.0 - crc32(pack_tokens([token])) % 1000 / 100, top, (-0.5,) * num_top)
 
 
-def quick_runtime(*, num_blocks: int = 64, max_waiting: int = 64, max_running: int = 8) -> Runtime:
+def quick_runtime(
+    *,
+    num_blocks: int = 64,
+    max_waiting: int = 64,
+    max_running: int = 8,
+    eviction_policy: str = "lru",
+) -> Runtime:
     """The real tokenizer and template over an engine without a model; 16 tokens a block."""
     checkpoint = open_smollm2()
     tokenizer = checkpoint.tokenizer()
     executor = HashExecutor(tokenizer.vocab_size)
     engine = Engine(
-        RadixCache(CacheConfig(num_blocks=num_blocks), clock=time.monotonic),
+        RadixCache(
+            CacheConfig(num_blocks=num_blocks),
+            policy=POLICIES[eviction_policy](),
+            clock=time.monotonic,
+        ),
         EngineConfig(max_len=num_blocks * 16, max_waiting=max_waiting, max_running=max_running),
         executor,
         tokenizer=tokenizer,

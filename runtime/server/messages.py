@@ -1,0 +1,287 @@
+"""Anthropic's two endpoints: answer a conversation, and count its tokens.
+
+Owns: from a body to what is asked of the engine, and from its news to a message, whole or as
+events.  Does not know: the engine's inside; OpenAI's forms.
+Idea: both forms are made of the same blocks, so a stream put together is the whole message.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from radixcache.retention import Retention
+from runtime.request import RequestOutput, Usage
+from runtime.server.anthropic import Conversation, MessagesRequest
+from runtime.server.anthropic_answers import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    InputDelta,
+    MessageAnswer,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    StopDelta,
+    StopReason,
+    TextAnswer,
+    TextDelta,
+    TokenCount,
+    ToolUseAnswer,
+    error_answer,
+    usage_of,
+)
+from runtime.server.bodies import read_body
+from runtime.server.context import Caller, Served, caller_of
+from runtime.server.disconnect import EventStream, until_disconnect
+from runtime.server.errors import FAILED, error_body, failure_of, json_response
+from runtime.server.generation import Ask, News, generate
+from runtime.tokenizer.load import Tokenizer
+from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
+
+RETENTION_PRIORITY = 1
+"""Worth of a marked prefix to the cache; what is not marked has 0."""
+
+Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
+
+
+class MessageEndpoints:
+    """Anthropic's API over one engine."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    async def create(self, request: HttpRequest) -> Response:
+        """`POST /v1/messages`: answer a conversation."""
+        body = await read_body(request, MessagesRequest, self._served.config)
+        body.check()
+        self._served.check_model(body.model)
+        caller = caller_of(request)
+        ask, marked = await run_in_threadpool(self._ask, body, caller)
+        runtime = self._served.runtime
+        parser = None
+        if body.reads_calls:
+            parser = ToolCallParser(runtime.tool_format, new_id=_new_call_id)
+        reply = Reply(ask.name, body, parser, runtime.tokenizer, marked_tokens=marked)
+        news = await generate(self._served, ask)
+        if body.stream:
+            return EventStream(_events(news, reply), is_framed=True)
+        return await until_disconnect(request.receive, _whole(news, reply))
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """`POST /v1/messages/count_tokens`: how many tokens a conversation has as a prompt."""
+        body = await read_body(request, Conversation, self._served.config)
+        body.check()
+        self._served.check_model(body.model)
+        ids = await run_in_threadpool(self._prompt, body, caller_of(request))
+        return json_response(TokenCount(len(ids)))
+
+    def _ask(self, body: MessagesRequest, caller: Caller) -> tuple[Ask, int]:
+        """Return what is asked of the engine, and the tokens before the last mark."""
+        runtime = self._served.runtime
+        grammar = body.grammar(runtime.tool_format)
+        constraint = None if grammar is None else runtime.constrain(grammar)
+        ids = self._prompt(body, caller)
+        retentions = tuple(self._retentions(body, caller, ids))
+        ask = Ask(
+            name=f"msg_{uuid.uuid4().hex[:24]}",
+            prompts=[ids],
+            sampling=body.sampling(),
+            caller=caller,
+            remembers=body.prefill is None,  # else the message is more than what was generated
+            retentions=retentions,
+            constraint=constraint,
+        )
+        return ask, max((retention.end or 0 for retention in retentions), default=0)
+
+    def _prompt(self, body: Conversation, caller: Caller) -> list[int]:
+        runtime = self._served.runtime
+        ids = runtime.chat_tokens(
+            body.template_messages(), tools=body.template_tools(), namespace=caller.namespace
+        )
+        return ids + (runtime.prompt_tokens(body.prefill, begun=True) if body.prefill else [])
+
+    def _retentions(
+        self, body: Conversation, caller: Caller, ids: Sequence[int]
+    ) -> Iterator[Retention]:
+        """Yield what each mark asks to keep: the tokens from the first to the end of its block.
+
+        Where a block ends is seen by rendering the conversation up to it: as far as that agrees
+        with the whole, it is the same prefix.
+        """
+        for control, head in body.breakpoints():
+            begin = self._served.runtime.chat_tokens(
+                head.template_messages(without_prefill=False),
+                tools=head.template_tools(),
+                namespace=caller.namespace,
+                add_generation_prompt=False,
+            )
+            pairs = enumerate(zip(begin, ids, strict=False))
+            end = next((at for at, (a, b) in pairs if a != b), min(len(begin), len(ids)))
+            if end:
+                yield Retention(priority=RETENTION_PRIORITY, end=end, duration_s=control.duration_s)
+
+
+class Reply:
+    """A message on its way: from pieces of text to blocks, and why it ended."""
+
+    def __init__(
+        self,
+        name: str,
+        body: MessagesRequest,
+        parser: ToolCallParser | None,
+        tokenizer: Tokenizer,
+        *,
+        marked_tokens: int,
+    ) -> None:
+        self._name = name
+        self._body = body
+        self._parser = parser
+        self._tokenizer = tokenizer
+        self._marked_tokens = marked_tokens
+        self._text = ""
+        self._ids: list[int] = []
+        self._num_calls = 0
+
+    def add(self, output: RequestOutput) -> list[str | ToolCall]:
+        """Take a piece of output; return the texts and calls that are whole now."""
+        self._text += output.text
+        self._ids += output.token_ids
+        pieces: list[str | ToolCall] = [output.text] if output.text else []
+        if self._parser is not None:
+            pieces = self._parser.push(output.text)
+            if output.finish_reason is not None:
+                pieces += self._parser.flush()
+        return [piece for piece in pieces if isinstance(piece, str) or self._takes_call()]
+
+    def message(
+        self,
+        usage: Usage,
+        content: Sequence[TextAnswer | ToolUseAnswer] = (),
+        stop: StopDelta | None = None,
+    ) -> MessageAnswer:
+        """Return the message as a record."""
+        return MessageAnswer(
+            id=self._name,
+            model=self._body.model,
+            content=content,
+            usage=usage_of(usage, marked_tokens=self._marked_tokens),
+            stop_reason=stop.stop_reason if stop else None,
+            stop_sequence=stop.stop_sequence if stop else None,
+        )
+
+    def end(self, output: RequestOutput) -> MessageDelta:
+        """Return how the message ended, from its last piece."""
+        return MessageDelta(
+            self._stop(output), usage_of(output.usage, marked_tokens=self._marked_tokens)
+        )
+
+    def _takes_call(self) -> bool:
+        """Count a call; False where the client wants but one and has it."""
+        self._num_calls += 1
+        return self._num_calls == 1 or self._body.parallel
+
+    def _stop(self, output: RequestOutput) -> StopDelta:
+        if output.finish_reason == "length":
+            is_limit = output.usage.completion_tokens >= self._body.max_tokens
+            return StopDelta("max_tokens" if is_limit else "model_context_window_exceeded")
+        sequence = self._stop_sequence()
+        if sequence is not None:
+            return StopDelta("stop_sequence", sequence)
+        reason: StopReason = "tool_use" if self._num_calls else "end_turn"
+        return StopDelta(reason)
+
+    def _stop_sequence(self) -> str | None:
+        """Return the text that ended the reply: it follows what was shown; the shortest was first.
+
+        None where an end of sequence did.
+        """
+        if not self._ids or self._ids[-1] in self._tokenizer.eos_ids:
+            return None
+        rest = self._tokenizer.decode(self._ids)[len(self._text) :]
+        found = [stop for stop in self._body.stop_sequences or () if rest.startswith(stop)]
+        return min(found, key=len, default=None)
+
+
+async def _whole(news: AsyncGenerator[News, None], reply: Reply) -> Response:
+    """Gather the news into one message, and close them.  Raises what a failure stands for."""
+    content: list[TextAnswer | ToolUseAnswer] = []
+    async with aclosing(news):
+        async for piece in news:
+            output = piece.output
+            if output.finish_reason in FAILED:
+                raise failure_of(output)
+            for part in reply.add(output):
+                last = content[-1] if content else None
+                if isinstance(part, str) and isinstance(last, TextAnswer):
+                    content[-1] = TextAnswer(last.text + part)
+                else:
+                    content.append(_block(part))
+    return json_response(reply.message(output.usage, content, reply.end(output).delta))
+
+
+async def _events(news: AsyncGenerator[News, None], reply: Reply) -> AsyncGenerator[bytes, None]:
+    """The events of a stream."""
+    blocks = _Blocks()
+    has_begun = False
+    async with aclosing(news):
+        async for piece in news:
+            output = piece.output
+            if output.finish_reason in FAILED:
+                yield error_answer(*error_body(failure_of(output)))[1].encoded()
+                return
+            if not has_begun:
+                has_begun = True
+                yield MessageStart(reply.message(output.usage)).encoded()
+            for part in reply.add(output):
+                for event in blocks.take(part):
+                    yield event.encoded()
+            if output.finish_reason is not None:
+                for event in (*blocks.end(), reply.end(output), MessageStop()):
+                    yield event.encoded()
+
+
+class _Blocks:
+    """The blocks of a stream, one after the other."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: str | None = None
+
+    def take(self, part: str | ToolCall) -> Iterator[Event]:
+        """Yield the events of a piece of text, or of a whole call."""
+        kind = "text" if isinstance(part, str) else "tool_use"
+        if kind != self._open or kind == "tool_use":
+            yield from self.end()
+            self._index += 1
+            self._open = kind
+            yield BlockStart(self._index, _block(part, is_empty=True))
+            if not self._index:
+                yield Ping()
+        yield BlockDelta(
+            self._index, TextDelta(part) if isinstance(part, str) else InputDelta(part.arguments)
+        )
+
+    def end(self) -> Iterator[Event]:
+        """Yield the end of the block that is open, if one is."""
+        if self._open is not None:
+            self._open = None
+            yield BlockStop(self._index)
+
+
+def _block(part: str | ToolCall, *, is_empty: bool = False) -> TextAnswer | ToolUseAnswer:
+    if isinstance(part, str):
+        return TextAnswer("" if is_empty else part)
+    arguments = "{}" if is_empty else part.arguments
+    return ToolUseAnswer(part.id, part.name, msgspec.Raw(arguments.encode()))
+
+
+def _new_call_id() -> str:
+    return f"toolu_{uuid.uuid4().hex[:24]}"

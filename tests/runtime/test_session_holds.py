@@ -1,0 +1,95 @@
+"""How long what a session computed is held, and what ends a hold before its time."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixcache import Namespace
+from radixcache.tokens import pack_tokens
+from runtime.errors import SessionNotFound
+from tests.support.session_bench import SessionBench
+
+
+def test_a_use_does_not_shorten_a_long_hold() -> None:
+    bench = SessionBench(idle_s=10.0)
+    session = bench.create()
+    bench.generate(session)
+    bench.book.hold(session, 60)
+    bench.now = 5.0
+    bench.append(session, [1])
+    assert bench.book.state(session).held_for_s == 55.0
+    bench.check_idle()
+
+
+def test_a_use_does_not_bring_back_a_hold_whose_time_was_over() -> None:
+    bench = SessionBench(idle_s=100.0)
+    session = bench.create()
+    state = bench.book.state(session)
+    bench.generate(session)
+    bench.book.hold(session, 5)
+    bench.now = 6.0
+    more = bench.book.replace(session, state.tokens, revision=state.revision + 1)
+    assert more.held_tokens == 0
+    assert bench.engine.cache.stats().num_holds == 0
+    bench.check_idle()
+
+
+def test_raising_the_epoch_ends_what_was_held_in_the_old_one_at_the_next_look() -> None:
+    bench = SessionBench()
+    session = bench.create(namespace=Namespace(salt="a"))
+    bench.generate(session)
+    bench.engine.cache.raise_epoch(Namespace(salt="a"))
+    state = bench.book.state(session)
+    assert (state.held_tokens, state.namespace.epoch) == (0, 1)
+    assert bench.engine.cache.stats().num_pinned == 0
+    bench.check_idle()
+
+
+def test_an_old_turn_ends_no_later_one() -> None:
+    bench = SessionBench()
+    session = bench.create()
+    old = bench.begin(session, 4)
+    bench.run()
+    bench.book.cancel(old)
+    later = bench.begin(session, 4)
+    bench.book.cancel(old)
+    bench.book.finish(old, pack_tokens([1]))
+    assert bench.book.state(session).is_busy
+    bench.run()
+    output = pack_tokens(bench.engine.output(later.name))
+    bench.book.finish(later, output)
+    assert bench.book.state(session).tokens.endswith(output)
+    bench.check_idle()
+
+
+def test_a_hold_outlives_the_idle_time_and_ends_by_the_caches_clock_alone() -> None:
+    bench = SessionBench(idle_s=10.0)
+    session = bench.create()
+    bench.generate(session)
+    state = bench.book.hold(session, 60)
+    assert (state.held_tokens, state.held_for_s, state.expires_in_s) == (16, 60.0, 60.0)
+    bench.now = 59.0
+    bench.press()
+    assert bench.engine.num_cached(bench.tokens(session)) == 16
+    bench.now = 60.0
+    bench.press()  # nobody asks the book
+    assert bench.engine.cache.stats().num_holds == 0
+    with pytest.raises(SessionNotFound):
+        bench.book.state(session)
+    bench.check_idle()
+
+
+def test_a_shorter_hold_lets_go_earlier_and_zero_at_once() -> None:
+    bench = SessionBench(idle_s=100.0)
+    session = bench.create()
+    bench.generate(session)
+    assert bench.book.hold(session, 5).held_tokens == 16
+    bench.now = 5.0
+    state = bench.book.state(session)
+    assert (state.held_tokens, state.held_for_s, state.num_tokens) == (0, 0.0, 16)
+    bench.append(session, [1, 2])
+    assert bench.book.state(session).held_tokens == 0
+    bench.generate(session)
+    assert bench.book.state(session).held_tokens == 22
+    assert bench.book.hold(session, 0).held_tokens == 0
+    bench.check_idle()
