@@ -5,14 +5,12 @@ Owns: the shape of what goes out.  Does not know: HTTP, the engine's thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
 from runtime.request import Usage
-
-Finish = Literal["stop", "length"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -30,31 +28,108 @@ class UsageAnswer(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
-def sum_usage(usages: Sequence[Usage]) -> UsageAnswer:
-    """Add up the usage of a request's prompts."""
-    prompt = sum(usage.prompt_tokens for usage in usages)
-    completion = sum(usage.completion_tokens for usage in usages)
-    return UsageAnswer(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion,
-        prompt_tokens_details=PromptTokensDetails(sum(usage.cached_tokens for usage in usages)),
-    )
+def sum_usage(usages: Mapping[int, Usage], num_branches: int = 1) -> UsageAnswer:
+    """Add up the usage of a request's choices, by their place.
+
+    num_branches  choices a prompt; a prompt that several continue is counted once
+    """
+    by_prompt = {place // num_branches: usage for place, usage in usages.items()}
+    prompt = sum(usage.prompt_tokens for usage in by_prompt.values())
+    completion = sum(usage.completion_tokens for usage in usages.values())
+    cached = sum(usage.cached_tokens for usage in by_prompt.values())
+    return UsageAnswer(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """The model's message."""
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens at a place.
 
-    content: str
-    role: Literal["assistant"] = "assistant"
+    token    its text; what is no UTF-8 by itself shows as U+FFFD
+    logprob  natural logarithm of its probability
+    bytes    what its text is in bytes
+    """
+
+    token: str
+    logprob: float
+    bytes: Sequence[int]
+
+
+class ChatLogprob(TopLogprob, frozen=True):
+    """A token of a chat's reply, and the likeliest ones at its place."""
+
+    top_logprobs: Sequence[TopLogprob] = ()
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """The log-probabilities of a reply, or of a piece of it."""
+
+    content: Sequence[ChatLogprob]
     refusal: None = None
 
 
-class ChatDelta(msgspec.Struct, frozen=True):
+class TextLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The log-probabilities of a completion, or of a piece of it; lists of equal length.
+
+    tokens          texts; what is no UTF-8 by itself is written as `bytes:\\xe2\\x80`
+    token_logprobs  null for the first token of a prompt that is echoed
+    top_logprobs    null where no alternatives were asked for
+    text_offset     where each begins in the text, in characters
+    """
+
+    tokens: Sequence[str]
+    token_logprobs: Sequence[float | None]
+    top_logprobs: Sequence[Mapping[str, float] | None] | None
+    text_offset: Sequence[int]
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The function that the model calls; the arguments are JSON, as a text."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(msgspec.Struct, frozen=True):
+    """A call that the model makes."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of a called function."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a call: first which one it is, then its arguments."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's message; its content is null where it only calls tools."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: Sequence[CalledTool] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the model's message; the first one carries the role."""
 
-    content: str
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: Sequence[ToolDelta] | msgspec.UnsetType = msgspec.UNSET
+
+
+TokenIds = Sequence[int] | msgspec.UnsetType
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +138,8 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: ChatMessage
     finish_reason: str
-    logprobs: None = None
-    token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: ChatLogprobs | None = None
+    token_ids: TokenIds = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,9 +147,9 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     delta: ChatDelta
-    finish_reason: str | None
-    logprobs: None = None
-    token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    finish_reason: str | None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: TokenIds = msgspec.UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,27 +158,31 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     finish_reason: str | None
-    logprobs: None = None
-    token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: TextLogprobs | None = None
+    token_ids: TokenIds = msgspec.UNSET
+    prompt_token_ids: TokenIds = msgspec.UNSET
 
 
 Choice = ChatChoice | ChatChunkChoice | TextChoice
+AnyChoice = TypeVar("AnyChoice", bound=Choice, covariant=True)
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, Generic[AnyChoice], frozen=True, kw_only=True):
     """The envelope of every completion and chunk.
 
-    usage  unset in chunks of a stream that did not ask for it; null in all but the last of one
-           that did
+    usage             unset in chunks of a stream that did not ask for it; null in all but the last
+                      of one that did
+    prompt_token_ids  of a chat, where asked for; in the first chunk of a stream
     """
 
     id: str
     object: str
     created: int
     model: str
-    choices: Sequence[Choice]
+    choices: Sequence[AnyChoice]
     usage: UsageAnswer | msgspec.UnsetType | None = msgspec.UNSET
     system_fingerprint: str | None = None
+    prompt_token_ids: TokenIds = msgspec.UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,23 +198,3 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     """The envelope of an error."""
 
     error: ErrorBody
-
-
-class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that is served.
-
-    max_model_len  longest sequence, prompt and output, in tokens
-    """
-
-    id: str
-    created: int
-    max_model_len: int
-    object: Literal["model"] = "model"
-    owned_by: str = "radixcache"
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All models served: one."""
-
-    data: list[ModelCard]
-    object: Literal["list"] = "list"

@@ -9,10 +9,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import metadata
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -23,28 +25,48 @@ from runtime.async_engine import AsyncEngine
 from runtime.errors import RuntimeFault
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
+from runtime.server.anthropic import Conversation, MessagesRequest
+from runtime.server.anthropic_answers import ErrorEvent, MessageAnswer, TokenCount
+from runtime.server.completions import Completions
 from runtime.server.config import ServerConfig
 from runtime.server.context import Served
-from runtime.server.errors import answer_error
-from runtime.server.routes import Endpoints
+from runtime.server.errors import answer_error, json_response
+from runtime.server.messages import MessageEndpoints
+from runtime.server.middleware import Gate, Tracer
+from runtime.server.openapi import Endpoint, openapi_document, routes_of
+from runtime.server.operations import Operations
+from runtime.server.sessions import SessionEndpoints
+from runtime.server.tenants import Tenants
 
 
-def create_app(runtime: Runtime, config: ServerConfig | None = None) -> Starlette:
+def create_app(
+    runtime: Runtime,
+    config: ServerConfig | None = None,
+    *,
+    tenants: Tenants | None = None,
+    tracer: Tracer | None = None,
+) -> Starlette:
     """Return the application that serves a runtime; its lifespan runs the engine's thread.
+
+    tenants  who may call, each in a namespace of its own; None lets everybody in
+    tracer   takes a trace of each request
 
     `app.state.engine` is the `AsyncEngine`, for whoever stops it earlier.
     """
     config = config or ServerConfig()
-    engine = AsyncEngine(runtime.engine)
-    served = Served(
-        runtime=runtime,
-        engine=engine,
-        metrics=ServerMetrics(lambda: engine.latest_stats),
-        config=config,
-        clock=time.monotonic,
-        created=int(time.time()),
+    served = _served(runtime, config, tenants)
+    engine = served.engine
+    sessions = SessionEndpoints(served)
+    endpoints = endpoints_of(served, sessions)
+    document = openapi_document(
+        endpoints,
+        title="radixcache",
+        version=metadata.version("radixcache"),
+        needs_key=tenants is not None,
     )
-    endpoints = Endpoints(served)
+
+    async def openapi(request: HttpRequest) -> Response:
+        return json_response(document)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -53,16 +75,11 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> Starlett
             yield
         finally:
             await asyncio.to_thread(engine.stop, drain_s=config.drain_s)
+            if engine.failure is None:  # its thread has ended, so the book is ours
+                sessions.book.close_all()
 
     app = Starlette(
-        routes=[
-            Route("/health", endpoints.health),
-            Route("/metrics", endpoints.metrics),
-            Route("/v1/models", endpoints.models),
-            Route("/v1/models/{name:path}", endpoints.model),
-            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-            Route("/v1/completions", endpoints.completions, methods=["POST"]),
-        ],
+        routes=[Route("/openapi.json", openapi), *routes_of(endpoints)],
         exception_handlers={
             RuntimeFault: answer_error,
             CacheError: answer_error,
@@ -71,10 +88,63 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> Starlett
             ClientDisconnect: _answer_nobody,
             Exception: answer_error,
         },
+        middleware=[Middleware(Gate, served=served, tenants=tenants, tracer=tracer)],
         lifespan=lifespan,
     )
     app.state.engine = engine
     return app
+
+
+def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:
+    """Return every endpoint: what is routed, and what the OpenAPI document tells of."""
+    messages = MessageEndpoints(served)
+    return [
+        *Completions(served).endpoints(),
+        Endpoint(
+            "POST",
+            "/v1/messages",
+            messages.create,
+            "Answer a conversation in Anthropic's words",
+            body=MessagesRequest,
+            answer=MessageAnswer,
+            error=ErrorEvent,
+            is_streamed=True,
+        ),
+        Endpoint(
+            "POST",
+            "/v1/messages/count_tokens",
+            messages.count_tokens,
+            "How many tokens a conversation has",
+            body=Conversation,
+            answer=TokenCount,
+            error=ErrorEvent,
+        ),
+        *sessions.endpoints(),
+        *Operations(served).endpoints(),
+    ]
+
+
+def _served(runtime: Runtime, config: ServerConfig, tenants: Tenants | None) -> Served:
+    engine = AsyncEngine(runtime.engine)
+    salts = tenants.salts if tenants else {}
+    if tenants:  # before the engine's thread begins, which is the cache's only owner then
+        cache = runtime.engine.cache
+        for namespace, quota in tenants.quotas(cache.config.num_blocks).items():
+            cache.set_quota(namespace, quota)
+    return Served(
+        runtime=runtime,
+        engine=engine,
+        metrics=ServerMetrics(
+            lambda: engine.latest_stats,
+            model=runtime.name,
+            tenants=salts.values(),
+            max_tenants=config.max_tenant_labels,
+        ),
+        config=config,
+        clock=time.monotonic,
+        created=int(time.time()),
+        salts=salts,
+    )
 
 
 async def _answer_nobody(request: HttpRequest, error: Exception) -> Response:

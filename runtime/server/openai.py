@@ -1,99 +1,96 @@
 """OpenAI's request bodies as records, and what they mean to the engine.
 
-Owns: field names, defaults and limits of the API.  Does not know: HTTP, the engine's thread.
+Owns: field names, defaults and limits that chat and completions share, and the completions' own.
+Does not know: HTTP, the engine's thread.
 Idea: every field is served, ignored because it changes no answer, or refused by name unless it
 asks for nothing; a field nobody heard of is refused too, so that a typing mistake is never silent.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.request import SamplingParams
+from runtime.request import MAX_LOGIT_BIAS, SamplingParams
+from runtime.server.fields import (
+    MAX_SALT_LEN,
+    Bias,
+    Fraction,
+    Mass,
+    NumBranches,
+    NumTokens,
+    NumTop,
+    Penalty,
+    Priority,
+    Salt,
+    Seconds,
+    Seed,
+    StopIds,
+    StopText,
+    StopTexts,
+    Temperature,
+    TokenId,
+    TopK,
+    only,
+    told,
+)
+from runtime.server.formats import OutputFormat
 
 MAX_PROMPTS = 64
 """Prompts in one completion request."""
 
+MAX_CHOICES = 256
+"""Branches of one completion request, over all of its prompts."""
+
+MAX_ECHOED = 1 << 20
+"""Log-probabilities told of echoed prompts, over all choices of one completion request."""
+
 DEFAULT_COMPLETION_TOKENS = 16
 """New tokens of `/v1/completions` where the body does not say, as OpenAI has it."""
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-
-
-class TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    """A piece of a message's content; text is the only kind served."""
-
-    text: str
-
-
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation; `developer` is rendered as `system`.
-
-    A reply may be sent back as it came: fields that the server's own answers carry are taken where
-    they are null or empty.
-    """
-
-    role: Role
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    # refused unless empty
-    refusal: Any = None
-    annotations: Any = None
-    audio: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    function_call: Any = None
-    reasoning_content: Any = None
-
-    def check(self, place: int) -> None:
-        """Raise InvalidRequest for a message without content, or with what is not served."""
-        for name in _EMPTY_IN_MESSAGES:
-            if getattr(self, name):
-                raise InvalidRequest(
-                    f"`{name}` in a message is not supported here; leave it out",
-                    param=f"messages[{place}].{name}",
-                )
-        if self.content is None and self.role != "assistant":
-            raise InvalidRequest(
-                f"the message has no content: give `content` a text (role {self.role})",
-                param=f"messages[{place}].content",
-            )
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it."""
-        text = self.content
-        if not isinstance(text, str):
-            text = "".join(part.text for part in text or ())
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text} | ({"name": self.name} if self.name else {})
+Prompts = Annotated[list[str | TokenId | list[TokenId]], told(minItems=1)]
+Neutral = dict[str, tuple[Any, ...]]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a streamed answer."""
+    """Options of a streamed answer.
+
+    include_usage           end with a chunk that has the usage
+    continuous_usage_stats  have it in every chunk, as vLLM does
+    """
 
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
 
 
-class CompletionOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CompletionOptions(OutputFormat, kw_only=True, forbid_unknown_fields=True):
     """The fields that chat and completions share; see docs/server.md for each."""
 
+    neutral: ClassVar[Neutral] = {}
+
     model: str | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    max_tokens: NumTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Mass | None = None
+    top_k: TopK | None = None
+    min_p: Fraction | None = None
+    seed: Seed | None = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: StopIds | None = None
     ignore_eos: bool = False
+    n: NumBranches | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Bias | None = None
     return_token_ids: bool = False
+    priority: Priority = 0
+    cache_salt: Salt | None = None
+    timeout_s: Seconds | None = None
     # ignored
     user: Any = None
     metadata: Any = None
@@ -102,17 +99,11 @@ class CompletionOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
-    # refused unless neutral
-    n: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
 
     def check(self) -> None:
         """Raise InvalidRequest for a field that asks for what is not served."""
-        for name, neutral in _NEUTRAL.items():
-            value = getattr(self, name, None)
+        for name, neutral in self.neutral.items():
+            value = getattr(self, name)
             is_bool = isinstance(value, bool) and not isinstance(neutral[0], bool)
             if value is not None and (is_bool or value not in neutral):
                 raise InvalidRequest(
@@ -121,9 +112,25 @@ class CompletionOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
                 )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("`stream_options` goes with `stream`", param="stream_options")
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_LEN:
+            raise InvalidRequest(
+                f"`cache_salt` takes 1 to {MAX_SALT_LEN} characters", param="cache_salt"
+            )
 
-    def sampling(self, max_tokens: int | None) -> SamplingParams:
+    @property
+    def num_choices(self) -> int:
+        """Choices that each prompt is answered by."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def options(self) -> StreamOptions:
+        """How a stream is to be told."""
+        return self.stream_options or StreamOptions()
+
+    def common_sampling(self, **others: Any) -> SamplingParams:
         """Translate to the engine's parameters; the temperature is 1 unless given, as OpenAI's.
+
+        others  parameters that chat and completions say in different ways
 
         Raises InvalidRequest that names the field.
         """
@@ -134,45 +141,29 @@ class CompletionOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
             top_k=0 if self.top_k in (None, -1) else self.top_k,  # -1: as vLLM spells "all"
             min_p=0.0 if self.min_p is None else self.min_p,
             seed=self.seed,
-            max_tokens=max_tokens,
             stop=tuple(stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self._bias(),
+            **others,
         )
 
-    @property
-    def include_usage(self) -> bool:
-        """True where a stream is to end with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-
-class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
-    """Body of `/v1/chat/completions`."""
-
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    # refused unless neutral
-    top_logprobs: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    reasoning_effort: Any = None
-
-    def check(self) -> None:
-        """Raise InvalidRequest for an empty conversation or a field that is not served."""
-        super().check()
-        if not self.messages:
-            raise InvalidRequest("`messages` is empty: send at least one", param="messages")
-        for place, message in enumerate(self.messages):
-            message.check(place)
-
-    def template_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates expect it."""
-        return [message.for_template() for message in self.messages]
+    def _bias(self) -> tuple[tuple[int, float], ...]:
+        pairs: list[tuple[int, float]] = []
+        if self.logit_bias and len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(
+                f"`logit_bias` takes at most {MAX_LOGIT_BIAS} tokens", param="logit_bias"
+            )
+        for key, value in (self.logit_bias or {}).items():
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise InvalidRequest(
+                    f"`logit_bias` maps token ids to numbers, and {key!r:.40} is no token id",
+                    param="logit_bias",
+                )
+            pairs.append((int(key), value))
+        return tuple(pairs)
 
 
 class CompletionRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
@@ -180,14 +171,69 @@ class CompletionRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=T
 
     prompt         a text, token ids, or a list of either
     parse_special  whether control tokens written in a text act as such
+    logprobs       so many of the likeliest tokens are told at each place
+    echo           whether the answer begins with the prompt
+    best_of        so many branches are generated, and the `n` likeliest answered
     """
 
-    prompt: str | list[str | int | list[int]]
+    neutral: ClassVar[Neutral] = {"suffix": ("",)}
+
+    prompt: str | Prompts
     parse_special: bool = False
+    logprobs: NumTop | None = None
+    echo: bool | None = None
+    best_of: NumBranches | None = None
     # refused unless neutral
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
+    suffix: Annotated[Any, only("")] = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest for a field that is not served, or that contradicts another."""
+        super().check()
+        if self.max_tokens == 0 and max(self.num_choices, self.best_of or 1) > 1:
+            raise InvalidRequest(
+                "`max_tokens` is 0, so nothing is drawn: leave out `n` and `best_of`",
+                param="max_tokens",
+            )
+        if self.best_of is not None:
+            if self.best_of < self.num_choices:
+                raise InvalidRequest(
+                    f"`best_of` is {self.best_of}: at least `n`, which is {self.num_choices}",
+                    param="best_of",
+                )
+            if self.stream and self.best_of > self.num_choices:
+                raise InvalidRequest(
+                    "the best of several is known at their end only: leave out `stream`",
+                    param="best_of",
+                )
+
+    def sampling(self) -> SamplingParams:
+        """Translate to the engine's parameters.  Raises InvalidRequest that names the field."""
+        ranks = self.best_of is not None and self.best_of > self.num_choices
+        sampling = self.common_sampling(
+            max_tokens=DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens,
+            n=self.num_choices,
+            logprobs=0 if ranks and self.logprobs is None else self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
+        if not ranks:
+            return sampling
+        try:
+            return msgspec.structs.replace(sampling, n=self.best_of)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                str(error).replace("n must", "best_of must"), param="best_of"
+            ) from None
+
+    def check_echo(self, num_tokens: int) -> None:
+        """Raise InvalidRequest where echoed prompts of so many tokens have too much to tell."""
+        if self.echo and self.logprobs is not None:
+            num_told = num_tokens * self.num_choices * (self.logprobs + 1)
+            if num_told > MAX_ECHOED:
+                raise InvalidRequest(
+                    f"{num_told} log-probabilities of prompts would be told, and at most "
+                    f"{MAX_ECHOED} are: lower `n` or `logprobs`, or send fewer prompts at once",
+                    param="echo",
+                )
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts one by one.  Raises InvalidRequest for none, too many or mixtures."""
@@ -203,35 +249,8 @@ class CompletionRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=T
             raise InvalidRequest("`prompt` mixes token ids with prompts", param="prompt")
         if len(prompt) > MAX_PROMPTS:
             raise InvalidRequest(f"`prompt` takes at most {MAX_PROMPTS} prompts", param="prompt")
+        if len(prompt) * max(self.num_choices, self.best_of or 0) > MAX_CHOICES:
+            raise InvalidRequest(
+                f"prompts times branches exceed {MAX_CHOICES}: ask for fewer at once", param="n"
+            )
         return [item for item in prompt if not isinstance(item, int)]
-
-
-_EMPTY_IN_MESSAGES = (
-    "refusal",
-    "annotations",
-    "audio",
-    "tool_calls",
-    "tool_call_id",
-    "function_call",
-    "reasoning_content",
-)
-
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False, 0),
-    "top_logprobs": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "echo": (False,),
-    "suffix": ("",),
-}

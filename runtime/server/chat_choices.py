@@ -1,0 +1,181 @@
+"""The choices of a chat: from news to what the client is told, piece by piece or whole.
+
+Owns: calls of tools in the text, and why a choice has ended.  Does not know: HTTP, the envelope.
+Idea: both forms are made of the same pieces, so a stream put together is the whole answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from runtime.server.answers import (
+    CalledFunction,
+    CalledTool,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatMessage,
+    FunctionDelta,
+    ToolDelta,
+)
+from runtime.server.generation import News
+from runtime.server.logprobs import chat_logprobs
+from runtime.tokenizer.load import Tokenizer
+from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
+from runtime.tokenizer.tool_format import ToolFormat
+
+
+class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
+    """How the choices of a chat are told.
+
+    num_choices  branches of the one prompt
+    num_top      alternatives told at each place; None tells no log-probabilities
+    with_ids     whether token ids are told
+    calls        how the model writes calls of tools, which are told as such; None: not at all
+    max_calls    so many are told; None: all
+    is_named     whether the one function to call was named: such a choice ends with "stop"
+    """
+
+    num_choices: int = 1
+    num_top: int | None = None
+    with_ids: bool = False
+    calls: ToolFormat | None = None
+    max_calls: int | None = None
+    is_named: bool = False
+
+
+class _Branch:
+    """One branch: its text on the way to calls, and what of it was told."""
+
+    def __init__(self, form: ChatForm) -> None:
+        self.parser = None if form.calls is None else ToolCallParser(form.calls)
+        self.num_calls = 0
+        self.texts: list[str] = []
+        self.calls: list[ToolCall] = []
+        self.ids: list[int] = []
+        self.logprobs: list[ChatLogprob] = []
+        self.finish_reason = ""
+
+
+class ChatChoices:
+    """The choices of one chat request, by place."""
+
+    def __init__(self, form: ChatForm, tokenizer: Tokenizer) -> None:
+        self._form = form
+        self._tokenizer = tokenizer
+        self._branches = [_Branch(form) for _ in range(form.num_choices)]
+
+    def opening(self) -> list[ChatChunkChoice]:
+        """What a stream begins with: who speaks."""
+        return [
+            ChatChunkChoice(index=place, delta=ChatDelta(role="assistant", content=""))
+            for place in range(len(self._branches))
+        ]
+
+    def pieces(self, news: News) -> list[ChatChunkChoice]:
+        """Return what a piece of news tells the client.
+
+        Token ids and log-probabilities stand in the first piece, the end in the last one.
+        """
+        place, output, form = news.place, news.output, self._form
+        branch = self._branches[place]
+        deltas = [
+            delta
+            for part in self._parts(branch, output.text, output.finish_reason is not None)
+            for delta in _deltas(branch, part)
+        ]
+        logprobs = self._logprobs(news)
+        if not deltas:
+            if not (output.finish_reason or logprobs or (form.with_ids and output.token_ids)):
+                return []
+            deltas.append(ChatDelta())
+        last = len(deltas) - 1
+        ids = output.token_ids if form.with_ids else msgspec.UNSET
+        return [
+            ChatChunkChoice(
+                index=place,
+                delta=delta,
+                finish_reason=self._reason(branch, output.finish_reason) if at == last else None,
+                logprobs=None if at else logprobs,
+                token_ids=msgspec.UNSET if at else ids,
+            )
+            for at, delta in enumerate(deltas)
+        ]
+
+    def add(self, news: News) -> None:
+        """Take a piece of news for the whole answer."""
+        output, branch = news.output, self._branches[news.place]
+        for part in self._parts(branch, output.text, output.finish_reason is not None):
+            if isinstance(part, str):
+                branch.texts.append(part)
+            else:
+                branch.num_calls += 1
+                branch.calls.append(part)
+        branch.ids += output.token_ids
+        logprobs = self._logprobs(news)
+        if logprobs is not None:
+            branch.logprobs += logprobs.content
+        if output.finish_reason is not None:
+            branch.finish_reason = self._reason(branch, output.finish_reason) or ""
+
+    def whole(self) -> list[ChatChoice]:
+        """Return the choices."""
+        return [self._put_together(place, branch) for place, branch in enumerate(self._branches)]
+
+    def _put_together(self, place: int, branch: _Branch) -> ChatChoice:
+        text = "".join(branch.texts)
+        calls = [CalledTool(c.id, CalledFunction(c.name, c.arguments)) for c in branch.calls]
+        return ChatChoice(
+            index=place,
+            message=ChatMessage(
+                content=text if text or not calls else None, tool_calls=calls or msgspec.UNSET
+            ),
+            finish_reason=branch.finish_reason,
+            logprobs=None if self._form.num_top is None else ChatLogprobs(branch.logprobs),
+            token_ids=branch.ids if self._form.with_ids else msgspec.UNSET,
+        )
+
+    def _parts(self, branch: _Branch, text: str, is_last: bool) -> Sequence[str | ToolCall]:
+        """Cut text at the calls within it; of calls beyond the limit nothing is told."""
+        if branch.parser is None:
+            return (text,) if text else ()
+        parts = branch.parser.push(text) if text else []
+        if is_last:
+            parts = [*parts, *branch.parser.flush()]
+        limit = self._form.max_calls
+        if limit is None:
+            return parts
+        return [
+            part
+            for at, part in enumerate(parts)
+            if isinstance(part, str)
+            or branch.num_calls + sum(isinstance(p, ToolCall) for p in parts[:at]) < limit
+        ]
+
+    def _logprobs(self, news: News) -> ChatLogprobs | None:
+        output, num_top = news.output, self._form.num_top
+        if num_top is None or not output.token_ids:
+            return None
+        return chat_logprobs(self._tokenizer, output.token_ids, output.logprobs, num_top)
+
+    def _reason(self, branch: _Branch, reason: str | None) -> str | None:
+        if reason == "stop" and branch.num_calls and not self._form.is_named:
+            return "tool_calls"
+        return reason
+
+
+def _deltas(branch: _Branch, part: str | ToolCall) -> list[ChatDelta]:
+    if isinstance(part, str):
+        return [ChatDelta(content=part)]
+    index = branch.num_calls
+    branch.num_calls += 1
+    begin = FunctionDelta(name=part.name, arguments="")
+    rest = FunctionDelta(arguments=part.arguments)
+    return [
+        ChatDelta(tool_calls=[ToolDelta(index=index, id=part.id, type="function", function=begin)]),
+        ChatDelta(tool_calls=[ToolDelta(index=index, function=rest)]),
+    ]
