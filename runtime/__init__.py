@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.config import RuntimeConfig
 from runtime.request import SamplingParams
+from runtime.sessions.records import SessionLimits
 
 if TYPE_CHECKING:
-    from runtime.llm import LLM, Completion
+    from runtime.llm import LLM, Completion, Session
 
-__all__ = ["LLM", "Completion", "RuntimeConfig", "SamplingParams"]
+__all__ = ["LLM", "Completion", "RuntimeConfig", "SamplingParams", "Session", "SessionLimits"]
 
 
 def _refuse_foreign_kernels() -> None:
@@ -35,7 +36,7 @@ _refuse_foreign_kernels()
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch only when it is asked for: the scheduler and its like do not."""
-    if name in ("LLM", "Completion"):
+    if name in ("LLM", "Completion", "Session"):
         from runtime import llm
 
         return getattr(llm, name)

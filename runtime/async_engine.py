@@ -166,6 +166,27 @@ class AsyncEngine:
             raise EngineFailure(self._failure or "the engine is not running")
         return await future
 
+    def post(self, function: Callable[[Engine], object]) -> None:
+        """Run a function on the engine's thread, after all that was asked for before.
+
+        For whoever can't wait, such as a destructor.  It must not raise.
+        """
+
+        def run() -> None:
+            if self._failure is None:
+                function(self._engine)
+
+        self._inbox.put(run)
+
+    async def abort(self, *request_ids: str) -> None:
+        """End requests now; whoever reads their news gets the last of them, reason "abort"."""
+
+        def end(engine: Engine) -> None:
+            for request_id in request_ids:
+                self._deliver(engine.abort(request_id))
+
+        await self.call(end)
+
     def _post_abort(self, stream: RequestStream) -> None:
         names = tuple(stream.unfinished)
 

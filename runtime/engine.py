@@ -15,19 +15,18 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from radixcache.cache import RadixCache
 from radixcache.lease import PrefixKey
 from radixcache.namespace import Namespace
 from radixcache.stats import CacheStats
+from runtime.accepting import check_request
 from runtime.config import EngineConfig
 from runtime.errors import (
     CopiesFailed,
     EngineFailure,
     InvalidRequest,
     InvalidSetting,
-    PromptTooLong,
     ServerBusy,
 )
 from runtime.live import LiveRequest
@@ -111,7 +110,7 @@ class Engine:
         self._draw_seed = draw_seed
         self._clock = clock
         self._live: dict[str, LiveRequest] = {}
-        self._deadlines: list[tuple[float, str, LiveRequest]] = []  # a heap
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []  # a heap; ties by arrival
         self._finished: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
 
@@ -121,47 +120,15 @@ class Engine:
         return self.scheduler.has_work
 
     def validate(self, request: Request) -> None:
-        """Raise what is wrong with a request; change nothing.
-
-        InvalidRequest (empty prompt, unknown token ids, an id in use, stop strings without a
-        tokenizer) or PromptTooLong.
-        """
-        prompt = np.frombuffer(request.prompt, np.int32)
+        """Raise what is wrong with a request, as `check_request` has it; change nothing."""
         if request.request_id in self._live:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        if not len(prompt):
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if prompt.min() < 0 or prompt.max() >= self.vocab_size:
-            raise InvalidRequest(
-                f"token ids of this model lie from 0 to {self.vocab_size - 1}", param="prompt"
-            )
-        if len(prompt) >= self.config.max_len:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt)} tokens, and this server takes at most "
-                f"{self.config.max_len - 1} (max_len {self.config.max_len}, one token of output "
-                "included): shorten it, or start the server with more K/V memory or max_len",
-                num_tokens=len(prompt),
-                max_tokens=self.config.max_len - 1,
-            )
-        stop_ids = request.sampling.stop_token_ids
-        if stop_ids and not (min(stop_ids) >= 0 and max(stop_ids) < self.vocab_size):
-            raise InvalidRequest(
-                f"token ids of this model lie from 0 to {self.vocab_size - 1}",
-                param="stop_token_ids",
-            )
-        if request.sampling.n > self.config.max_running:
-            raise InvalidRequest(
-                f"n is {request.sampling.n}, and this server computes at most "
-                f"{self.config.max_running} sequences together",
-                param="n",
-            )
-        bias = [token_id for token_id, _ in request.sampling.logit_bias]
-        if bias and max(bias) >= self.vocab_size:
-            raise InvalidRequest(
-                f"token ids of this model lie from 0 to {self.vocab_size - 1}", param="logit_bias"
-            )
-        if request.sampling.stop and self.tokenizer is None:
-            raise InvalidRequest("stop strings need a tokenizer", param="stop")
+        check_request(
+            request,
+            self.config,
+            vocab_size=self.vocab_size,
+            has_tokenizer=self.tokenizer is not None,
+        )
 
     @property
     def is_full(self) -> bool:
@@ -189,9 +156,10 @@ class Engine:
         live = LiveRequest(request, self.tokenizer, self._eos_ids, submitted=now)
         live.begin(sequence)
         self._live[request.request_id] = live
-        if request.timeout_s is not None:
-            heapq.heappush(self._deadlines, (now + request.timeout_s, request.request_id, live))
         self.scheduler.add(sequence)
+        if request.timeout_s is not None:
+            self._forget_deadlines()
+            heapq.heappush(self._deadlines, (now + request.timeout_s, sequence.arrival, live))
 
     def abort(self, request_id: str) -> list[RequestOutput]:
         """End a request now and free its blocks; return the last news of each of its branches."""
@@ -240,9 +208,7 @@ class Engine:
             result, failed = self._retry(plan, error)
             outputs += failed
         steps = self.scheduler.apply(result)
-        for step in steps:  # all branches first, so that none is taken for the last
-            live = self._live[step.sequence.request.request_id]
-            live.begin(step.sequence)
+        outputs += self._begin(steps)
         for step in steps:
             outputs += self._advance(step)
         return outputs
@@ -272,10 +238,30 @@ class Engine:
         if orphans:
             raise EngineFailure(f"leases without a sequence, or the reverse: {sorted(orphans)}")
 
+    def _begin(self, steps: list[Step]) -> list[RequestOutput]:
+        """Take up new branches, all before one advances, so that none is taken for the last.
+
+        returns  the last news of requests one of whose branches can't begin
+        """
+        broken: dict[str, tuple[LiveRequest, Exception]] = {}
+        for step in steps:
+            live = self._live[step.sequence.request.request_id]
+            try:
+                live.begin(step.sequence)
+            except Exception as error:
+                broken[live.request.request_id] = live, error
+        return [
+            news
+            for live, why in broken.values()
+            for news in self._end_all(live, "error", error=why)
+        ]
+
     def _advance(self, step: Step) -> list[RequestOutput]:
         """Turn what a step brought one sequence into its news."""
         sequence = step.sequence
-        live = self._live[sequence.request.request_id]
+        live = self._live_of(sequence)
+        if live is None:  # another branch has just ended all of the request
+            return []
         if step.token is not None:
             if len(sequence.output) == 1 and not sequence.index:
                 self._totals["prompt_tokens"] += sequence.num_prompt_tokens
@@ -284,7 +270,7 @@ class Engine:
         try:
             news = live.advance(step, max_len=self.config.max_len)
         except Exception as error:  # a constraint or a tokenizer that breaks down is its own
-            return self._end_all(live, "error", error=f"{type(error).__name__}: {error}")
+            return self._end_all(live, "error", error=error)
         if news.finish_reason is not None:
             self._finish(live, sequence, news.finish_reason)
             news = msgspec.structs.replace(news, is_last=not live.branches)
@@ -302,9 +288,11 @@ class Engine:
             del self._live[live.request.request_id]
 
     def _end_all(
-        self, live: LiveRequest, reason: FinishReason, *, error: str | None = None
+        self, live: LiveRequest, reason: FinishReason, *, error: str | Exception | None = None
     ) -> list[RequestOutput]:
         """End every branch of a request at once, and return their last news."""
+        if isinstance(error, Exception):
+            error = f"{type(error).__name__}: {error}"
         ended = []
         for branch in list(live.branches.values()):
             news = live.last_news(branch, reason, error=error)
@@ -317,10 +305,19 @@ class Engine:
         ended: list[RequestOutput] = []
         now = self._clock() if self._deadlines else 0.0
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, name, live = heapq.heappop(self._deadlines)
-            if self._live.get(name) is live:
+            _, _, live = heapq.heappop(self._deadlines)
+            if self._is_live(live):
                 ended += self._end_all(live, "timeout", error="its time was over")
         return ended
+
+    def _forget_deadlines(self) -> None:
+        """Let go of requests that ended early, once they are most of those with a deadline."""
+        if len(self._deadlines) > 2 * len(self._live):
+            self._deadlines = [due for due in self._deadlines if self._is_live(due[-1])]
+            heapq.heapify(self._deadlines)
+
+    def _is_live(self, live: LiveRequest) -> bool:
+        return self._live.get(live.request.request_id) is live
 
     def _note_begun(self) -> None:
         """Note how long those waited that are computed for the first time."""
@@ -353,7 +350,7 @@ class Engine:
             if live is None:
                 self.scheduler.drop(sequence)  # was closing: its caller has everything
             else:
-                ended += self._end_all(live, "error", error=f"{type(why).__name__}: {why}")
+                ended += self._end_all(live, "error", error=why)
         self.scheduler.forget_released()
         return merge_results(plan.step, results), ended
 

@@ -15,7 +15,7 @@ the server and the command line translate.
     │   └── DownloadError        a download failed, or its bytes are wrong
     ├── ServerBusy            too many requests wait: come back later
     └── EngineFailure         our bug, or the device's: the engine could not run a step
-        └── CopiesFailed         blocks were not copied, so nothing of the step can be computed again
+        └── CopiesFailed         blocks were not copied: the step can't be computed again
 """
 
 

@@ -51,7 +51,10 @@ class LiveRequest:
         self._eos_ids = eos_ids
 
     def begin(self, sequence: Sequence) -> None:
-        """Take up a branch, unless it is known; a new one gets a constraint of its own."""
+        """Take up a branch, unless it is known; a new one gets a constraint of its own.
+
+        Raises what the constraint raises; the branch is taken up all the same.
+        """
         if sequence.index in self.branches:
             return
         self.branches[sequence.index] = Branch(sequence, self._tokenizer)

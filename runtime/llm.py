@@ -1,49 +1,34 @@
 """The library's front door: a model that continues prompts, in one object.
 
-Owns: the loop that runs the engine for a caller who waits.  Does not know: HTTP, threads.
+Owns: what a program may ask of a model.  Does not know: HTTP, threads.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Sequence
 from typing import Any, overload
 
 import msgspec
 
-from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
+from runtime.completion import Completion, completion_of
 from runtime.config import DEFAULT_MODEL, RuntimeConfig
 from runtime.engine import EngineStats
-from runtime.errors import EngineFailure, InvalidRequest
+from runtime.errors import InvalidRequest
 from runtime.loading import Runtime, load_runtime
-from runtime.request import (
-    FinishReason,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    Usage,
-    pack_prompt,
-)
+from runtime.loop import EngineLoop, Listener
+from runtime.request import SamplingParams, pack_prompt
+from runtime.sessions.book import SessionBook
+from runtime.sessions.records import SessionLimits
+from runtime.sessions.scoring import Scores
+from runtime.sessions.session import Choice, Session, open_session, score_choices
+from runtime.sessions.text import Addition
 from runtime.weights.pull import Progress
+
+__all__ = ["LLM", "Completion", "Listener", "Prompt", "Session", "SessionLimits"]
 
 Prompt = str | list[int]
 """Text, or token ids."""
-
-Listener = Callable[[RequestOutput], None]
-"""Called with each piece of news of a request."""
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one prompt.
-
-    token_ids  new tokens; the text is theirs, less the stop
-    usage      tokens of the prompt, and how many of them were found in the cache
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
 
 
 class LLM:
@@ -51,6 +36,8 @@ class LLM:
 
     model     name, file or folder; see `RuntimeConfig.model`
     progress  told of downloads and loading
+    session_limits
+              how much its sessions may take
     settings  fields of `RuntimeConfig`
 
     Loading takes seconds; later prompts that begin like earlier ones are prefilled from where
@@ -58,12 +45,18 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = DEFAULT_MODEL, *, progress: Progress | None = None, **settings: Any
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        progress: Progress | None = None,
+        session_limits: SessionLimits | None = None,
+        **settings: Any,
     ) -> None:
         config = RuntimeConfig(model=model, **settings)
         self.runtime: Runtime = load_runtime(config, progress=progress)
-        self._num_requests = 0
-        self._is_running = False
+        engine = self.runtime.engine
+        self.sessions = SessionBook(engine, session_limits, new_id=lambda: uuid.uuid4().hex)
+        self._loop = EngineLoop(engine)
 
     @classmethod
     def from_config(cls, config: RuntimeConfig, *, progress: Progress | None = None) -> LLM:
@@ -100,6 +93,7 @@ class LLM:
 
         Special tokens in a text are text; give token ids (such as `chat_tokens`) for control.
         on_news  called with each piece of news, to show progress and stream text
+        returns  one completion a prompt; with `SamplingParams.n` above 1 each has `others`
 
         Raises InvalidRequest or PromptTooLong before anything runs, EngineFailure if a step fails.
         """
@@ -124,8 +118,34 @@ class LLM:
         """
         prompt = self.chat_tokens(messages)
         (completion,) = self._run([prompt], sampling, on_news=on_news)
-        self.runtime.remember_reply(pack_prompt(prompt), completion.text, completion.token_ids)
+        for branch in completion.branches:
+            self.runtime.remember_reply(pack_prompt(prompt), branch.text, branch.token_ids)
         return completion
+
+    def score(
+        self, prompt: Prompt, choices: Sequence[Choice], *, normalize: bool = False
+    ) -> Scores:
+        """Say how likely each choice is behind a prompt, and which is likeliest.
+
+        choices    texts or token ids, computed in one batch behind the shared prompt
+        normalize  choose by the mean of a token's log-probability instead of the sum
+
+        Raises InvalidRequest for an empty prompt, no choices, or one without tokens.
+        """
+        packed = pack_prompt(self._ids(prompt))
+        return score_choices(self.runtime, self._loop, packed, choices, normalize=normalize)
+
+    def session(self, addition: Addition = "", *, parse_special: bool = False) -> Session:
+        """Open a session: a branch whose computed prefix is held until it is closed.
+
+        addition  a text, token ids or messages that it begins with
+
+        Use it in a `with` statement, or close it.  Raises ServerBusy where too many are open;
+        InvalidRequest, PromptTooLong.
+        """
+        return open_session(
+            self.runtime, self._loop, self.sessions, addition, parse_special=parse_special
+        )
 
     def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Return the token ids of a conversation under the model's chat template.
@@ -158,54 +178,7 @@ class LLM:
         prompts: Sequence[list[int]],
         sampling: SamplingParams | None,
         *,
-        namespace: Namespace = DEFAULT_NAMESPACE,
         on_news: Listener | None = None,
     ) -> list[Completion]:
-        if sampling is not None and not isinstance(sampling, SamplingParams):
-            raise InvalidRequest(f"sampling is a SamplingParams, not {sampling!r:.60}")
-        engine = self.runtime.engine
-        if self._is_running:
-            raise InvalidRequest("this LLM is in the middle of another call: wait until it ends")
-        requests = [self._request(ids, sampling, namespace) for ids in prompts]
-        for request in requests:
-            engine.validate(request)
-        queue = deque(requests)
-        news: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
-        self._is_running = True
-        try:
-            while queue or engine.has_work:  # until the K/V of the last tokens is there, too
-                while queue and not engine.is_full:
-                    engine.submit(queue.popleft())
-                for output in engine.step():
-                    news[output.request_id].append(output)
-                    if on_news:
-                        on_news(output)
-        finally:  # after an error or an interrupt nothing of ours stays behind
-            for request in requests:
-                engine.abort(request.request_id)
-            engine.let_go()
-            self._is_running = False
-        return [_completion(told) for told in news.values()]
-
-    def _request(
-        self, ids: list[int], sampling: SamplingParams | None, namespace: Namespace
-    ) -> Request:
-        self._num_requests += 1
-        return Request(
-            request_id=f"prompt-{self._num_requests}",
-            prompt=pack_prompt(ids),
-            sampling=sampling or SamplingParams(),
-            namespace=namespace,
-        )
-
-
-def _completion(news: list[RequestOutput]) -> Completion:
-    last = news[-1]
-    if last.finish_reason is None or last.finish_reason == "error":
-        raise EngineFailure(last.error or "the engine stopped before the request ended")
-    return Completion(
-        text="".join(output.text for output in news),
-        token_ids=tuple(token for output in news for token in output.token_ids),
-        finish_reason=last.finish_reason,
-        usage=last.usage,
-    )
+        requests = [self._loop.request(ids, sampling) for ids in prompts]
+        return [completion_of(news) for news in self._loop.run(requests, on_news=on_news)]

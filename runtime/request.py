@@ -117,6 +117,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("ignore_eos must be true or false", param="ignore_eos")
 
     def _check_bias(self) -> None:
+        _all_are("logit_bias", self.logit_bias, tuple)
+        if any(len(pair) != 2 for pair in self.logit_bias):
+            raise InvalidRequest("logit_bias takes (token id, value) pairs", param="logit_bias")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(
                 f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens", param="logit_bias"

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from radixcache.policy import POLICIES
 from runtime.config import DEFAULT_MODEL, DTYPES, RuntimeConfig
 from runtime.request import SamplingParams
+from runtime.scheduler.ordering import ORDERINGS
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -53,12 +54,21 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     flag("--block-size", type=int, default=default.block_size, metavar="N", help="tokens a block")
     flag("--no-prefix-cache", action="store_true", help="compute every prompt whole")
     flag("--eviction-policy", default="lru", choices=tuple(POLICIES), help="default lru")
+    flag("--ordering", default="fcfs", choices=tuple(ORDERINGS), help="of those that wait: fcfs")
+    flag(
+        "--watermark",
+        type=float,
+        default=default.watermark,
+        metavar="SHARE",
+        help="of the pool left to running sequences when another is admitted (default 0.01)",
+    )
     flag("--max-len", type=int, metavar="N", help="longest sequence in tokens")
     for name, text in (
         ("max-step-tokens", "tokens computed in one step, over all sequences"),
         ("max-chunk-tokens", "tokens of one prompt computed in one step, 0: no limit of its own"),
         ("max-running", "sequences computed together"),
         ("max-waiting", "requests that may wait"),
+        ("max-overtaken", "later requests that may be admitted before one that waits"),
         ("num-threads", "threads of the CPU kernels, 0: torch's choice"),
     ):
         value = getattr(default, name.replace("-", "_"))
@@ -81,6 +91,9 @@ def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
         max_chunk_tokens=args.max_chunk_tokens,
         max_running=args.max_running,
         max_waiting=args.max_waiting,
+        ordering=args.ordering,
+        max_overtaken=args.max_overtaken,
+        watermark=args.watermark,
         num_threads=args.num_threads,
     )
 

@@ -9,7 +9,7 @@ proposals, so under every ordering a request is admitted after a bounded number 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import ceil
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from radixcache.cache import RadixCache
 from radixcache.errors import OutOfBlocks
 from radixcache.lease import BlockCopy, Lease, PrefixKey
+from radixcache.namespace import Namespace
 from radixcache.tokens import TOKEN_BYTES
 from runtime.config import EngineConfig
 from runtime.scheduler.ordering import ORDERINGS
@@ -42,11 +43,16 @@ class _Room(NamedTuple):
 
 
 class Admission:
-    """The queue, and the door behind it."""
+    """The queue, and the door behind it.
+
+    public    what every namespace may have by copy
+    give_way  ends a hold that a namespace's own sessions have; False where they have none
+    """
 
     def __init__(self, cache: RadixCache, config: EngineConfig) -> None:
         self.waiting: list[Waiting] = []  # by arrival
         self.public: PublicPrefix | None = None
+        self.give_way: Callable[[Namespace], bool] = lambda namespace: False
         self.ordering = ORDERINGS[config.ordering]()
         self._cache = cache
         self._config = config
@@ -86,13 +92,22 @@ class Admission:
             if room.evicts:
                 self._touch_next(sequence)
             try:
-                lease = self._cache.acquire(key, retentions=sequence.request.retentions)
+                lease = self._acquired(key, sequence)
             except OutOfBlocks as refused:
                 if refused.quota is None:
                     return
                 continue
             self._let_in(sequence)
             yield sequence, self._begun(sequence, lease)
+
+    def _acquired(self, key: PrefixKey, sequence: Waiting) -> Lease:
+        """Return a lease, letting holds of its own namespace go where its quota would refuse it."""
+        while True:
+            try:
+                return self._cache.acquire(key, retentions=sequence.request.retentions)
+            except OutOfBlocks as refused:
+                if refused.quota is None or not self.give_way(key.namespace):
+                    raise
 
     def _begun(self, sequence: Waiting, lease: Lease) -> Copies:
         """Give a sequence its lease; return the copies that bring what it found."""

@@ -16,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
+_BURST = 4  # asyncio warns of the fifth write, and of each one after it, to a connection that is lost
+
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns; cancel it and raise ClientDisconnect if the client goes away.
@@ -69,7 +71,11 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         async with aclosing(self.events):
+            num_sent = 0
             async for event in self.events:
                 body = event if self._is_framed else b"data: " + event + b"\n\n"
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+                num_sent += 1
+                if num_sent % _BURST == 0:  # events that wait already would keep the loop from
+                    await asyncio.sleep(0)  # other streams, and from seeing that this client left
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,7 +7,8 @@ import pytest
 from radixcache.tokens import unpack_tokens
 from runtime.errors import InvalidRequest
 from runtime.request import SamplingParams
-from tests.support.fake_executor import EngineBench, LetterTokenizer, OddThenEven, logprobs_of
+from tests.support.engine_bench import EngineBench
+from tests.support.fake_executor import LetterTokenizer, OddThenEven, logprobs_of
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 

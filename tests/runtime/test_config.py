@@ -7,7 +7,7 @@ import pytest
 
 from runtime.config import EngineConfig, RuntimeConfig
 from runtime.errors import InvalidSetting
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 
 WRONG = {
     "dtype": "float64",

@@ -7,7 +7,8 @@ import pytest
 from radixcache import Namespace
 from radixcache.lease import PrefixKey
 from runtime.errors import InvalidRequest, PromptTooLong, RequestError, ServerBusy
-from tests.support.fake_executor import EngineBench, LetterTokenizer, next_token
+from tests.support.engine_bench import EngineBench
+from tests.support.fake_executor import LetterTokenizer, next_token
 
 PROMPT = [5, 6, 7, 8]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 
 PROMPT = [1, 2, 3, 4, 5, 6]
 

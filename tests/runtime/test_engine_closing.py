@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_executor import EngineBench, LetterTokenizer, next_token
+from tests.support.engine_bench import EngineBench
+from tests.support.fake_executor import LetterTokenizer, next_token
 
 NUM_OUTPUT = 3
 ENDS = ("length", "eos", "stop-id", "stop-string", "max-len")

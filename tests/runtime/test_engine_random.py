@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from radixcache import DEFAULT_NAMESPACE, Namespace
 from radixcache.tokens import unpack_tokens
 from runtime.scheduler.ordering import ORDERINGS
-from tests.support.fake_executor import EngineBench, OddThenEven, logprobs_of
+from tests.support.engine_bench import EngineBench
+from tests.support.fake_executor import OddThenEven, logprobs_of
 
 VOCAB_SIZE, EOS = 8, 7
 NAMESPACES = (DEFAULT_NAMESPACE, DEFAULT_NAMESPACE, Namespace(salt="a"))
@@ -76,7 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
     def submit(
         self, pieces: list[tuple[int, ...]], n: int, has_constraint: bool, **fields: Any
     ) -> None:
-        n = min(n, self.bench.engine.config.max_running)
+        n = 1 if fields["max_tokens"] == 0 else min(n, self.bench.engine.config.max_running)
         constraint = OddThenEven(VOCAB_SIZE) if has_constraint else None
         self._submit([0, *chain(*pieces)], n=n, constraint=constraint, **fields)
 

@@ -10,7 +10,7 @@ from radixcache import Namespace
 from runtime.config import EngineConfig
 from runtime.errors import InvalidSetting
 from runtime.scheduler.ordering import ORDERINGS
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 
 
 def one_by_one(ordering: str, **settings: object) -> EngineBench:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 
 
 def names(bench: EngineBench) -> tuple[str, str]:

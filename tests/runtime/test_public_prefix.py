@@ -7,7 +7,7 @@ import pytest
 from radixcache import Namespace
 from runtime.llm import LLM
 from runtime.request import Request, SamplingParams, pack_prompt
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 
 SYSTEM = list(range(10))
 ACME, EVIL = Namespace(salt="acme"), Namespace(salt="evil")

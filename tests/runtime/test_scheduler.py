@@ -6,7 +6,7 @@ import pytest
 
 from radixcache.tokens import num_tokens
 from runtime.plan import StepPlan
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 
 
 def counts(plan: StepPlan) -> dict[str, int]:

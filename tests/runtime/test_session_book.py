@@ -20,7 +20,7 @@ from runtime.errors import (
 )
 from runtime.sessions.book import SessionBook
 from runtime.sessions.records import SessionLimits
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 from tests.support.session_bench import PREFIX, SessionBench
 
 

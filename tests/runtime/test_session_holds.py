@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixcache import Namespace
+from radixcache import Namespace, Quota
 from radixcache.tokens import pack_tokens
 from runtime.errors import SessionNotFound
 from tests.support.session_bench import SessionBench
@@ -92,4 +92,28 @@ def test_a_shorter_hold_lets_go_earlier_and_zero_at_once() -> None:
     bench.generate(session)
     assert bench.book.state(session).held_tokens == 22
     assert bench.book.hold(session, 0).held_tokens == 0
+    bench.check_idle()
+
+
+def test_a_request_beyond_its_own_quota_ends_holds_of_its_own_while_others_run() -> None:
+    """Not only once nobody runs: under steady traffic of others that would be never."""
+    bench = SessionBench(num_blocks=64, max_len=40)
+    mine, other = Namespace(salt="mine"), Namespace(salt="other")
+    bench.engine.cache.set_quota(mine, Quota(hard_limit=20))
+    session = bench.create(namespace=mine)
+    foreign = bench.create(namespace=other)
+    for each in (session, foreign):
+        bench.generate(each)
+    held = bench.book.state(session).held_tokens
+    assert held and bench.book.state(foreign).held_tokens
+    bench.engine.submit("busy", [1, 2], namespace=other, max_tokens=30)
+    bench.engine.step()
+    bench.engine.submit("big", range(50, 80), namespace=mine, max_tokens=1)
+    for _ in range(3):
+        bench.engine.step()
+    assert bench.engine.reason("busy") is None
+    assert bench.engine.reason("big") == "length"
+    assert bench.book.state(session).held_tokens == 0
+    assert bench.book.state(foreign).held_tokens
+    bench.run()
     bench.check_idle()

@@ -23,7 +23,7 @@ sys.meta_path.insert(0, Refuser())
 from runtime import RuntimeConfig, SamplingParams
 import runtime.config, runtime.errors, runtime.plan, runtime.request, runtime.sequence
 import runtime.engine, runtime.scheduler.scheduler
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 
 bench = EngineBench(num_blocks=14, block_size=2)
 for first in range(6):

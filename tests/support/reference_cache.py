@@ -71,8 +71,6 @@ class ReferenceCache:
         self._now = 0
         self._names = count()
 
-    # What is so, found by looking.
-
     def prefixes(self, namespace: Namespace, tokens: list[int], end: int) -> list[Prefix]:
         """The whole-block prefixes of the first `end` tokens, shortest first."""
         size = self.config.block_size
@@ -321,8 +319,6 @@ class ReferenceCache:
         for name, amount in amounts.items():
             self.counts[name] += amount
             own[name] += amount
-
-    # Comparing.
 
     def record(self) -> dict[str, int]:
         """What `CacheStats` must say, but for `num_nodes`: there are no nodes here."""

@@ -11,7 +11,7 @@ from typing import Any
 from radixcache.tokens import pack_tokens, unpack_tokens
 from runtime.sessions.book import SessionBook
 from runtime.sessions.records import SessionLimits, SessionState, Turn
-from tests.support.fake_executor import EngineBench
+from tests.support.engine_bench import EngineBench
 
 PREFIX = list(range(10, 22))
 
