@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from radixcache.cache import RadixCache
+from radixcache.deadlines import Hold
 from radixcache.lease import PrefixKey
 from radixcache.namespace import Namespace
 from radixcache.stats import CacheStats
@@ -109,6 +110,7 @@ class Engine:
         self._eos_ids = eos_ids
         self._draw_seed = draw_seed
         self._clock = clock
+        self._public_hold: Hold | None = None
         self._live: dict[str, LiveRequest] = {}
         self._deadlines: list[tuple[float, int, LiveRequest]] = []  # a heap; ties by arrival
         self._finished: Counter[str] = Counter()
@@ -181,9 +183,17 @@ class Engine:
 
     def hold_public(self) -> int:
         """Keep the public prefix from being evicted; return how many tokens are held."""
+        self.release_public()
         public = self.scheduler.admission.public
         assert public is not None
-        return self.cache.retain(PrefixKey(PUBLIC, public.tokens)).num_tokens
+        self._public_hold = self.cache.retain(PrefixKey(PUBLIC, public.tokens))
+        return self._public_hold.num_tokens
+
+    def release_public(self) -> None:
+        """Let the public prefix be evicted like any other, if one is held."""
+        if self._public_hold is not None:
+            self.cache.end_hold(self._public_hold)
+            self._public_hold = None
 
     def let_go(self) -> None:
         """Release finished sequences whose last token is still to be computed for the cache."""

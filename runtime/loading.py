@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from random import SystemRandom
 from typing import Any
 
@@ -107,6 +108,18 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         Raises InvalidRequest for a grammar that is wrong, too complex, or can't be had here.
         """
         return self.constrainer.compile(grammar)
+
+    def system_tokens(self, text: str) -> list[int]:
+        """Return the ids that every conversation with this system prompt begins with.
+
+        Raises InvalidRequest where the model has no chat template, or it takes no system prompt.
+        """
+        system = {"role": "system", "content": text}
+        asked = [[system, {"role": "user", "content": content}] for content in ("a", "1")]
+        first, second = (self.chat_tokens(messages) for messages in asked)
+        pairs = zip(first, second, strict=False)
+        shared = list(takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return [token for token, _ in shared]
 
     def remember_reply(
         self,

@@ -15,7 +15,13 @@ import uvicorn
 
 from runtime.async_engine import AsyncEngine
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
-from runtime.cli.server_options import add_server_flags, server_config, tenants_of, tracer_of
+from runtime.cli.server_options import (
+    add_server_flags,
+    public_prefix_of,
+    server_config,
+    tenants_of,
+    tracer_of,
+)
 from runtime.errors import InvalidSetting, RuntimeFault
 from runtime.loading import Runtime, load_runtime
 from runtime.server.app import create_app
@@ -52,7 +58,13 @@ def run(args: argparse.Namespace) -> int:
             runtime = load_runtime(config, progress=progress)
         _announce(runtime, listener, as_json=args.json)
         set_up_logs(args.log_format, args.log_level)
-        app = create_app(runtime, settings, tenants=tenants, tracer=tracer)
+        app = create_app(
+            runtime,
+            settings,
+            tenants=tenants,
+            tracer=tracer,
+            public_prefix=public_prefix_of(args, runtime),
+        )
         http = uvicorn_settings(app, settings, log_level=args.log_level, log_config=None)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like an interrupt
         with suppress(KeyboardInterrupt):  # raised again once everything has stopped in order

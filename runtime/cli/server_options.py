@@ -10,7 +10,8 @@ import secrets
 from pathlib import Path
 
 from runtime.cli.options import parse_bytes
-from runtime.errors import InvalidSetting
+from runtime.errors import InvalidSetting, RequestError
+from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
 from runtime.server.middleware import Tracer
 from runtime.server.tenants import Tenants, load_tenants
@@ -40,6 +41,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     default = ServerConfig()
     flag = parser.add_argument
     flag("--api-keys", type=Path, metavar="FILE", help="tenants and their keys, as TOML")
+    flag(
+        "--public-prefix",
+        type=Path,
+        metavar="FILE",
+        help="a system prompt whose K/V all tenants may share, computed at the start",
+    )
     flag("--open-metrics", action="store_true", help="show /metrics to whoever asks")
     for name, value, text in (
         ("max-body", default.max_body_bytes, "largest body of a request (default 8MiB)"),
@@ -106,3 +113,23 @@ def tracer_of(args: argparse.Namespace, *, model: str) -> Tracer | None:
             "--otel-endpoint needs OpenTelemetry: pip install 'radixcache[otel]'"
         ) from None
     return otlp_tracer(args.otel_endpoint, model=model)
+
+
+def public_prefix_of(args: argparse.Namespace, runtime: Runtime) -> list[int]:
+    """Return the token ids that all tenants may share; none without the flag.
+
+    Raises InvalidSetting for a file that can't be read, or no room for so long a prompt.
+    """
+    if args.public_prefix is None:
+        return []
+    try:
+        tokens = runtime.system_tokens(args.public_prefix.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, RequestError) as error:
+        raise InvalidSetting(f"--public-prefix {args.public_prefix}: {error}") from None
+    most = runtime.engine.config.max_len // 2
+    if len(tokens) > most:
+        raise InvalidSetting(
+            f"--public-prefix {args.public_prefix} has {len(tokens)} tokens: at most half of "
+            f"max_len, {most}, so that requests fit beside it"
+        )
+    return tokens

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import metadata
 
@@ -22,9 +22,10 @@ from starlette.routing import Route
 
 from radixcache.errors import CacheError
 from runtime.async_engine import AsyncEngine
-from runtime.errors import RuntimeFault
+from runtime.errors import EngineFailure, RuntimeFault
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
+from runtime.request import pack_prompt
 from runtime.server.anthropic import Conversation, MessagesRequest
 from runtime.server.anthropic_answers import ErrorEvent, MessageAnswer, TokenCount
 from runtime.server.completions import Completions
@@ -45,11 +46,15 @@ def create_app(
     *,
     tenants: Tenants | None = None,
     tracer: Tracer | None = None,
+    public_prefix: Sequence[int] = (),
 ) -> Starlette:
     """Return the application that serves a runtime; its lifespan runs the engine's thread.
 
     tenants  who may call, each in a namespace of its own; None lets everybody in
     tracer   takes a trace of each request
+    public_prefix
+             token ids that every tenant may share, such as a system prompt's; computed and held
+             before anything is served
 
     `app.state.engine` is the `AsyncEngine`, for whoever stops it earlier.
     """
@@ -72,11 +77,14 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         engine.start()
         try:
+            if public_prefix:
+                await _share_publicly(engine, pack_prompt(public_prefix))
             yield
         finally:
             await asyncio.to_thread(engine.stop, drain_s=config.drain_s)
-            if engine.failure is None:  # its thread has ended, so the book is ours
+            if engine.failure is None:  # its thread has ended, so book and cache are ours
                 sessions.book.close_all()
+                runtime.engine.release_public()
 
     app = Starlette(
         routes=[Route("/openapi.json", openapi), *routes_of(endpoints)],
@@ -93,6 +101,15 @@ def create_app(
     )
     app.state.engine = engine
     return app
+
+
+async def _share_publicly(engine: AsyncEngine, tokens: bytes) -> None:
+    """Compute a public prefix and hold it."""
+    request = await engine.call(lambda owner: owner.share_publicly(tokens))
+    async for news in await engine.submit(request):
+        if news.finish_reason not in (None, "length"):
+            raise EngineFailure(f"the public prefix could not be computed: {news.error}")
+    await engine.call(lambda owner: owner.hold_public())
 
 
 def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
-_BURST = 4  # asyncio warns of the fifth write, and of each one after it, to a connection that is lost
+_BURST = 4  # asyncio warns of each write to a lost connection from the sixth on; headers are one
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

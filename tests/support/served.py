@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from zlib import crc32
 
@@ -143,13 +143,16 @@ def serving(
     tenants: Tenants | None = None,
     tracer: Tracer | None = None,
     send_buffer: int | None = None,
+    public_prefix: Sequence[int] = (),
 ) -> Iterator[str]:
     """Serve on a free port of this machine; yields the base URL; checks for leaks at the end.
 
     send_buffer  bytes that the system holds for a client that doesn't read; None: its own choice
     """
     settings = settings or ServerConfig(drain_s=drain_s)
-    app = create_app(runtime, settings, tenants=tenants, tracer=tracer)
+    app = create_app(
+        runtime, settings, tenants=tenants, tracer=tracer, public_prefix=public_prefix
+    )
     config = uvicorn_settings(app, settings, log_level="error", lifespan="on")
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
