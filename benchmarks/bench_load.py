@@ -174,6 +174,8 @@ def left_behind(server: Server) -> dict[str, Any]:
         return {state: int(seen[f"blocks{{{state}}}"]) for state in states}
 
     freed = server.reset()
+    server.metrics()  # a look shows the engine as it was before the call that came with it
+    time.sleep(0.5)
     after = server.metrics()
     return {
         "blocks_when_idle": blocks(idle),
@@ -225,7 +227,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--leave", type=float, default=0.3, help="share that leaves early")
-    parser.add_argument("--num-blocks", type=int, default=3000)
+    parser.add_argument("--num-blocks", type=int, default=2000)
     parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--max-waiting", type=int, default=176)
     parser.add_argument("--max-step-tokens", type=int, default=512)

@@ -25,9 +25,9 @@ from typing import Any
 
 from tests.support.crowd import Ask
 
-SHARES = {"tot": 0.55, "gsm8k": 0.25, "oasst": 0.1, "mt_bench": 0.1}
+SHARES = {"tot": 0.6, "gsm8k": 0.25, "oasst": 0.08, "mt_bench": 0.07}
 MOST_LETTERS = 4000  # of a conversation, about a thousand tokens
-MOST_NEW = (4, 16)
+NUM_NEW = (4, 12)  # tokens of an answer, at most
 
 
 class Texts:
@@ -98,7 +98,7 @@ class Texts:
         return Ask(path=path, body=body, follow_up=follow_up)
 
     def _length(self) -> dict[str, int]:
-        return {"max_tokens": self._dice.randint(*MOST_NEW)}
+        return {"max_tokens": self._dice.randint(*NUM_NEW)}
 
 
 def _paths(message: Any, above: tuple[Any, ...] = ()) -> Iterator[list[Any]]:

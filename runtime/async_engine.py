@@ -217,7 +217,7 @@ class AsyncEngine:
                 if self._engine.has_work:
                     self._deliver(self._engine.step())
                 self._latest = self._engine.stats()
-        except Exception as error:  # our bug: tell everyone, and serve no more
+        except BaseException as error:  # our bug, or a library's panic: tell everyone, and end
             self._failure = f"the engine broke down: {type(error).__name__}: {error}"
             _log.exception("the engine broke down")
         self._closed = True

@@ -61,24 +61,28 @@ async def answer_events(
     options: StreamOptions,
     branches: int,
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream, as JSON: opening, pieces, usage, done."""
+    """The events of a stream, as JSON: opening, pieces, usage or what went wrong, done.
+
+    Raises nothing but OSError, of a client that is gone or too slow to be told of anything.
+    """
     usages: dict[int, Usage] = {}
     chunks = _ChunkWriter(envelope, options, usages, branches)
     for choice in choices.opening():
         yield chunks.write(choice)
-    failed = False
-    async with aclosing(news):
-        async for piece in news:
-            if piece.output.finish_reason in FAILED:
-                failed = True
-                _, told = error_body(failure_of(piece.output))
-                yield _encode(ErrorAnswer(told))
-                break
-            usages[piece.place] = piece.output.usage
-            for choice in choices.pieces(piece):
-                yield chunks.write(choice)
-    if options.include_usage and not failed:
-        yield chunks.write_usage()
+    try:
+        async with aclosing(news):
+            async for piece in news:
+                if piece.output.finish_reason in FAILED:
+                    raise failure_of(piece.output)
+                usages[piece.place] = piece.output.usage
+                for choice in choices.pieces(piece):
+                    yield chunks.write(choice)
+        if options.include_usage:
+            yield chunks.write_usage()
+    except OSError:
+        raise
+    except Exception as error:
+        yield _encode(ErrorAnswer(error_body(error)[1]))
     yield b"[DONE]"
 
 

@@ -161,6 +161,7 @@ class Completions:
             priority=body.priority,
             timeout_s=body.timeout_s,
             constraint=constraint,
+            is_streamed=bool(body.stream),
         )
 
     def _envelope(self, ask: Ask, kind: str) -> Answer[Choice]:

@@ -20,7 +20,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_header_bytes  largest request line with all headers
     max_connections   connections open at once; more are answered 503
     max_messages      messages of a conversation
-    max_tools         tools that a request may offer
+    max_tools         tools that a request may offer; never more than 128
     max_json_depth    arrays and objects that may lie in each other
     max_backlog       pieces of a stream that may wait for a client that reads slower than they are
                       made; its request ends then, and its connection is cut
@@ -45,7 +45,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_header_bytes: int = 64 << 10
     max_connections: int = 1024
     max_messages: int = 4096
-    max_tools: int = 256
+    max_tools: int = 128
     max_json_depth: int = 64
     max_backlog: int = 16384
     header_timeout_s: float = 10.0

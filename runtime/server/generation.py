@@ -6,6 +6,7 @@ and that what is left behind is aborted.  Does not know: bodies and answers; eac
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     prompts     token ids of each
     remembers   whether the reply's ids are to be known when it is sent back (one prompt only)
     constraint  at its beginning; each prompt's output follows one of its own
+    is_streamed whether a client takes the news one by one, and so may be slower than they come
     """
 
     name: str
@@ -36,6 +38,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     retentions: tuple[Retention, ...] = ()
     constraint: Constraint | None = None
+    is_streamed: bool = False
 
     def requests(self) -> list[Request]:
         """Return one request for each prompt."""
@@ -91,6 +94,7 @@ class NewsStream(AsyncGenerator[News, None]):
     ) -> None:
         self._served = served
         self._stream = stream
+        self._most_waiting = served.config.max_backlog if ask.is_streamed else sys.maxsize
         self._tenant = ask.caller.tenant
         self._journal = ask.caller.journal or Journal(ask.name, began=served.clock())
         self._journal.answer_ids.append(ask.name)
@@ -108,7 +112,7 @@ class NewsStream(AsyncGenerator[News, None]):
         Raises ConnectionAbortedError where the client is so slow that too many pieces wait.
         """
         output = await anext(self._stream)
-        if self._stream.news.qsize() > self._served.config.max_backlog:
+        if self._stream.news.qsize() > self._most_waiting:
             self.close()
             raise ConnectionAbortedError("the client reads slower than its answer is made")
         place = self._first_place[output.request_id] + output.index

@@ -98,6 +98,7 @@ class MessageEndpoints:
             remembers=body.prefill is None,  # else the message is more than what was generated
             retentions=retentions,
             constraint=constraint,
+            is_streamed=body.stream,
         )
         return ask, max((retention.end or 0 for retention in retentions), default=0)
 
@@ -228,24 +229,31 @@ async def _whole(news: AsyncGenerator[News, None], reply: Reply) -> Response:
 
 
 async def _events(news: AsyncGenerator[News, None], reply: Reply) -> AsyncGenerator[bytes, None]:
-    """The events of a stream."""
+    """The events of a stream; the last one may say what went wrong.
+
+    Raises nothing but OSError, of a client that is gone or too slow to be told of anything.
+    """
     blocks = _Blocks()
     has_begun = False
-    async with aclosing(news):
-        async for piece in news:
-            output = piece.output
-            if output.finish_reason in FAILED:
-                yield error_answer(*error_body(failure_of(output)))[1].encoded()
-                return
-            if not has_begun:
-                has_begun = True
-                yield MessageStart(reply.message(output.usage)).encoded()
-            for part in reply.add(output):
-                for event in blocks.take(part):
-                    yield event.encoded()
-            if output.finish_reason is not None:
-                for event in (*blocks.end(), reply.end(output), MessageStop()):
-                    yield event.encoded()
+    try:
+        async with aclosing(news):
+            async for piece in news:
+                output = piece.output
+                if output.finish_reason in FAILED:
+                    raise failure_of(output)
+                if not has_begun:
+                    has_begun = True
+                    yield MessageStart(reply.message(output.usage)).encoded()
+                for part in reply.add(output):
+                    for event in blocks.take(part):
+                        yield event.encoded()
+                if output.finish_reason is not None:
+                    for event in (*blocks.end(), reply.end(output), MessageStop()):
+                        yield event.encoded()
+    except OSError:
+        raise
+    except Exception as error:
+        yield error_answer(*error_body(error))[1].encoded()
 
 
 class _Blocks:

@@ -7,6 +7,7 @@ Idea: one plain ASGI layer around the application; a piece of a stream passes it
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 ANYONE = Caller(is_admin=True)
 """Who calls a server without API keys."""
 
+_log = logging.getLogger("radixcache")
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
 
@@ -72,7 +74,10 @@ class Gate:
         try:
             await self._answer(scope, receive, send_noted, headers, journal)
         finally:
-            self._end(scope, headers, journal)
+            try:
+                self._end(scope, headers, journal)
+            except Exception:  # the answer is out, and no client's business is what we note of it
+                _log.exception("a request could not be noted")
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, journal: Journal
@@ -91,11 +96,9 @@ class Gate:
     def _caller(self, path: str, headers: Headers) -> Caller:
         if self._tenants is None:
             return ANYONE
-        key = key_of(headers)
-        is_open = path in OPEN_PATHS or (path == "/metrics" and self._served.config.open_metrics)
-        if key is None and is_open:
-            return Caller()
-        return self._tenants.caller(key)
+        if path in OPEN_PATHS or (path == "/metrics" and self._served.config.open_metrics):
+            return Caller()  # whatever key is brought: a probe's may be an old one
+        return self._tenants.caller(key_of(headers))
 
     def _end(self, scope: Scope, headers: Headers, journal: Journal) -> None:
         journal.ended = self._served.clock()

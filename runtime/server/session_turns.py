@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-import msgspec
-
 from radixcache.tokens import pack_tokens
 from runtime.errors import SessionNotFound
-from runtime.server.answers import ErrorAnswer
 from runtime.server.context import Served
-from runtime.server.errors import FAILED, error_body
+from runtime.server.errors import FAILED
 from runtime.server.generation import Ask, News, NewsStream, generate
 from runtime.sessions.book import SessionBook
 from runtime.sessions.records import Turn
@@ -113,7 +110,7 @@ class TurnNews(AsyncGenerator[News, None]):
 
 
 class TurnEvents(AsyncGenerator[bytes, None]):
-    """The events of a turn's stream; where the session is closed meanwhile, they say so and end.
+    """The events of a turn's stream.
 
     Closing them closes the news, even where none was read: a generator that never began runs no
     `finally`.
@@ -122,17 +119,10 @@ class TurnEvents(AsyncGenerator[bytes, None]):
     def __init__(self, events: AsyncGenerator[bytes, None], news: TurnNews) -> None:
         self._events = events
         self._news = news
-        self._left: list[bytes] = []  # what is still to be said
 
     async def __anext__(self) -> bytes:
         """Return the next event."""
-        if self._left:
-            return self._left.pop()
-        try:
-            return await anext(self._events)
-        except SessionNotFound as error:
-            self._left = [b"[DONE]"]
-            return msgspec.json.encode(ErrorAnswer(error_body(error)[1]))
+        return await anext(self._events)
 
     async def asend(self, value: None) -> bytes:
         """Return the next event; nothing can be sent."""

@@ -215,6 +215,7 @@ class SessionEndpoints:
                 priority=body.priority,
                 timeout_s=body.timeout_s,
                 constraint=constraint,
+                is_streamed=bool(body.stream),
             )
 
         news = await take_turn(self._served, self.book, turn, ask_for)

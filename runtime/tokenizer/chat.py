@@ -210,9 +210,14 @@ class ChatTemplate:
             "eos_token": self._text_of(self._tokenizer.eos_id),
         }
         given = {"messages": messages, "tools": tools, **(variables or {})}
-        if sentinel is None:
-            sentinel = self._breaker.choose_sentinel(given)
-        broken = self._breaker.broken(given, sentinel)
+        try:
+            if sentinel is None:
+                sentinel = self._breaker.choose_sentinel(given)
+            broken = self._breaker.broken(given, sentinel)
+        except RecursionError:  # arguments of calls are JSON in a text, so no body's limit holds
+            raise InvalidRequest(
+                "the messages nest too deeply: send arguments with fewer levels", param="messages"
+            ) from None
         try:
             text = self._template.render(
                 special_texts

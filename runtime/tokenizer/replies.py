@@ -18,7 +18,10 @@ from radixcache.namespace import Namespace
 from radixcache.tokens import pack_tokens, unpack_tokens
 
 DEFAULT_BYTES = 32 << 20
-"""Memory for replies, in bytes of text and packed ids."""
+"""Memory for replies: their text, their packed ids, and what each takes beside them."""
+
+ENTRY_BYTES = 256
+"""What a reply takes beside its text and ids, or a million short ones would hardly count."""
 
 _Key = tuple[Namespace, bytes, str]
 
@@ -70,4 +73,4 @@ def _key(namespace: Namespace, prompt: bytes, text: str) -> _Key:
 
 
 def _size(text: str, packed: bytes) -> int:
-    return 4 * len(text) + len(packed)  # a str takes up to four bytes a character
+    return ENTRY_BYTES + 4 * len(text) + len(packed)  # up to four bytes a character

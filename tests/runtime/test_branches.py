@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from radixcache.tokens import unpack_tokens
 from runtime.errors import InvalidRequest
+from runtime.live import LiveRequest
 from runtime.request import SamplingParams
 from tests.support.engine_bench import EngineBench
 from tests.support.fake_executor import LetterTokenizer, OddThenEven, logprobs_of
+from tests.support.faults import Rule
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 
@@ -131,6 +135,19 @@ def test_a_constraint_that_breaks_down_ends_its_own_request_only():
     assert bench.output("b") == bench.expected("b").tokens
 
 
+@pytest.mark.parametrize("where", ["allowed", "accept", "fork"])
+def test_a_constraint_that_fails_in_one_branch_ends_all_of_its_request_and_no_other(where: str):
+    bench = EngineBench(num_blocks=64)
+    constraint = Rule(where, 97, token=5)
+    bench.submit("a", PROMPT, n=3, max_tokens=6, constraint=constraint.fork())
+    bench.submit("b", PROMPT, max_tokens=6)
+    bench.run()
+    assert [bench.reason("a", index) for index in range(3)] == ["error"] * 3
+    assert [news.is_last for news in bench.news["a"] if news.finish_reason] == [False, False, True]
+    assert bench.news["a"][-1].error == f"ZeroDivisionError: a bug in {where}"
+    assert bench.output("b") == bench.expected("b").tokens
+
+
 def test_a_request_ends_at_its_deadline_wherever_it_is():
     now = [0.0]
     bench = EngineBench(num_blocks=64, max_running=1, clock=lambda: now[0])
@@ -160,6 +177,18 @@ def test_a_deadline_that_passes_after_the_end_is_nothing():
     now[0] = 2.0
     bench.run()
     assert bench.reason("a") == "length"
+
+
+def test_what_ended_early_is_not_remembered_until_its_deadline():
+    def num_remembered() -> int:
+        gc.collect()
+        return sum(type(each) is LiveRequest for each in gc.get_objects())
+
+    bench, before = EngineBench(num_blocks=64), num_remembered()
+    for name in map(str, range(50)):
+        bench.submit(name, PROMPT, max_tokens=1, timeout_s=1e6)
+        bench.run()
+    assert num_remembered() - before < 5
 
 
 def test_no_token_wanted_computes_the_prompt_and_draws_nothing():

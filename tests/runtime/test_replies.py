@@ -9,7 +9,7 @@ import pytest
 from radixcache import DEFAULT_NAMESPACE, Namespace, pack_tokens
 from runtime.loading import Runtime
 from runtime.request import pack_prompt
-from runtime.tokenizer.replies import ReplyMemory
+from runtime.tokenizer.replies import ENTRY_BYTES, ReplyMemory
 from tests.support.served import quick_runtime
 
 PROMPT = pack_tokens([1, 2, 3])
@@ -30,7 +30,7 @@ def test_a_reply_is_known_behind_its_prompt_in_its_namespace_alone() -> None:
 
 
 def test_the_least_recently_used_reply_is_forgotten_first() -> None:
-    memory = ReplyMemory(max_bytes=3 * (4 * 2 + 4))
+    memory = ReplyMemory(max_bytes=3 * (ENTRY_BYTES + 4 * 2 + 4))
     for text in ("aa", "bb", "cc"):
         memory.remember(DEFAULT_NAMESPACE, PROMPT, text, [5])
     assert recall(memory, "aa") == [5]
@@ -39,7 +39,7 @@ def test_the_least_recently_used_reply_is_forgotten_first() -> None:
 
 
 def test_a_reply_given_again_counts_once_and_one_too_large_not_at_all() -> None:
-    memory = ReplyMemory(max_bytes=40)
+    memory = ReplyMemory(max_bytes=ENTRY_BYTES + 40)
     for _ in range(50):
         memory.remember(DEFAULT_NAMESPACE, PROMPT, "aa", [5])
     memory.remember(DEFAULT_NAMESPACE, PROMPT, "b" * 100, [5])

@@ -105,7 +105,8 @@ def test_a_request_beyond_its_own_quota_ends_holds_of_its_own_while_others_run()
     for each in (session, foreign):
         bench.generate(each)
     held = bench.book.state(session).held_tokens
-    assert held and bench.book.state(foreign).held_tokens
+    assert held
+    assert bench.book.state(foreign).held_tokens
     bench.engine.submit("busy", [1, 2], namespace=other, max_tokens=30)
     bench.engine.step()
     bench.engine.submit("big", range(50, 80), namespace=mine, max_tokens=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from zlib import crc32
 
@@ -39,12 +39,14 @@ class HashExecutor:
 
     step_s     seconds that a step takes
     fail_next  the next step raises this
+    fail_on    a step with a slice for which this says so raises, whoever else is in it
     """
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.step_s = 0.0
-        self.fail_next: Exception | None = None
+        self.fail_next: BaseException | None = None
+        self.fail_on: Callable[[Slice], bool] = lambda piece: False
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Return a printable token for each draw, and log-probabilities where they are wanted."""
@@ -53,6 +55,8 @@ class HashExecutor:
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
+        if any(map(self.fail_on, plan.slices)):
+            raise RuntimeError("the kernel was told to fail")
         drawn = [
             (_next_token(piece, self.vocab_size, draw.allowed), draw)
             for piece in plan.slices
@@ -150,11 +154,10 @@ def serving(
     send_buffer  bytes that the system holds for a client that doesn't read; None: its own choice
     """
     settings = settings or ServerConfig(drain_s=drain_s)
-    app = create_app(
-        runtime, settings, tenants=tenants, tracer=tracer, public_prefix=public_prefix
-    )
+    app = create_app(runtime, settings, tenants=tenants, tracer=tracer, public_prefix=public_prefix)
     config = uvicorn_settings(app, settings, log_level="error", lifespan="on")
-    listener = socket.socket()
+    # Named, or asyncio would not know that it is TCP, and not turn off Nagle.
+    listener = socket.socket(proto=socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if send_buffer is not None:  # what is accepted inherits it
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
