@@ -158,6 +158,10 @@ class AsyncEngine:
                 result = function(self._engine)
             except Exception as caught:
                 error = caught
+            except BaseException as panic:  # breaks the engine, but its caller is told, too
+                broken = EngineFailure(f"the engine broke down: {panic}")
+                _post(loop, lambda: settle(None, broken))
+                raise
             _post(loop, lambda: settle(result, error))
 
         self._inbox.put(run)

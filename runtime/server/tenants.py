@@ -21,6 +21,7 @@ import msgspec
 from radixcache.accounts import Quota
 from radixcache.namespace import Namespace
 from runtime.errors import InvalidSetting
+from runtime.metrics import NO_TENANT, OTHER_TENANTS
 from runtime.request import MAX_PRIORITY
 from runtime.server.context import Caller
 from runtime.server.errors import Unauthorized
@@ -186,6 +187,8 @@ def _check_tenant(name: str, tenant: Tenant) -> None:
     where = f"tenants.{name}"
     if not _NAME.fullmatch(name):
         raise InvalidSetting(f"{where!r}: a name has at most 64 letters, digits, '-', '_' and '.'")
+    if name in (NO_TENANT, OTHER_TENANTS):
+        raise InvalidSetting(f"{where}: metrics call others by that name; choose another")
     if not tenant.keys and not tenant.key_sha256:
         raise InvalidSetting(f"{where} has no key: write keys = [...] or key_sha256 = [...]")
     for place, key in enumerate(tenant.keys):

@@ -6,6 +6,7 @@ tokenizer, a tracer, a handler of logs.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -22,6 +23,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from runtime.async_engine import AsyncEngine
+from runtime.engine import Engine
+from runtime.errors import EngineFailure
 from runtime.loading import Runtime
 from runtime.plan import Slice
 from tests.support.faults import (
@@ -299,3 +303,20 @@ def test_an_engine_that_breaks_down_tells_everybody_and_takes_nothing_more(
         assert not any(thread.name == "engine" for thread in threading.enumerate())
         for name in list(runtime.engine._live):  # what a thread that is gone can't give back
             runtime.engine.abort(name)
+
+
+def test_a_call_in_whose_middle_the_engine_breaks_down_is_told() -> None:
+    engine = AsyncEngine(quick_runtime().engine)
+
+    def break_down(owner: Engine) -> None:
+        raise Panic("out of everything")
+
+    async def ask() -> None:
+        engine.start()
+        with pytest.raises(EngineFailure, match="out of everything"):
+            await engine.call(break_down)
+        engine.stop(drain_s=1)
+        with pytest.raises(EngineFailure, match="out of everything"):
+            await engine.call(lambda owner: owner.stats())
+
+    asyncio.run(asyncio.wait_for(ask(), 30))

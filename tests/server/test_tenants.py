@@ -123,6 +123,7 @@ WRONG = [
     (f"[tenants.a]\n{KEYS}\nquota = {{ soft = 0.5, hard = 0.4 }}", r"quota\.hard"),
     (f"[tenants.a]\n{KEYS}\n[tenants.b]\n{KEYS}", "a and b have the same key"),
     (f"[tenants.'a b']\n{KEYS}", "a name has"),
+    (f"[tenants.other]\n{KEYS}", "choose another"),
     (f"secret = 'short'\n[tenants.a]\n{KEYS}", "secret must"),
     (f"[tenant.a]\n{KEYS}", "unknown field 'tenant'"),
     ("tenants = 'sk-very-secret'", "must be tables"),
