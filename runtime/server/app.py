@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from importlib import metadata
 
 import msgspec
+from anyio.to_thread import current_default_thread_limiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -38,6 +39,10 @@ from runtime.server.openapi import Endpoint, openapi_document, routes_of
 from runtime.server.operations import Operations
 from runtime.server.sessions import SessionEndpoints
 from runtime.server.tenants import Tenants
+
+WORKER_THREADS = 8
+"""Threads that render and tokenize, instead of anyio's 40: the tokenizer keeps caches of some
+megabytes for each thread, and more threads than cores gain nothing."""
 
 
 def create_app(
@@ -75,6 +80,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        current_default_thread_limiter().total_tokens = WORKER_THREADS
         engine.start()
         try:
             if public_prefix:

@@ -149,9 +149,7 @@ class Completions:
         caller: Caller,
         grammar: Grammar | None,
     ) -> Ask:
-        constraint = None
-        if grammar is not None:
-            constraint = await run_in_threadpool(self._served.runtime.constrain, grammar)
+        constraint = await self._served.constrain(grammar)
         return Ask(
             name=f"{kind}-{uuid.uuid4().hex}",
             prompts=prompts,

@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
 import msgspec
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from starlette.requests import Request as HttpRequest
 
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from runtime.async_engine import AsyncEngine
 from runtime.errors import InvalidRequest, ModelNotFound
+from runtime.grammar import Grammar
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
+from runtime.request import Constraint
 from runtime.server.config import ServerConfig
 from runtime.server.journal import Journal
 from runtime.server.limits import WaitingRoom
@@ -74,12 +78,18 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_admin or self.owns(namespace)
 
 
+COMPILING_THREADS = 2
+"""Grammars that are compiled at once."""
+
+
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime that endpoints serve.
 
     clock    monotonic seconds, for durations
     created  seconds since 1970 at which serving began
     waiting  how many requests of each tenant wait
+    compiling
+             how many grammars are compiled at once
     salts    the tenant of each salt that namespaces begin with; empty without API keys
     """
 
@@ -90,11 +100,24 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     clock: Callable[[], float]
     created: int
     waiting: WaitingRoom = msgspec.field(default_factory=WaitingRoom)
+    compiling: CapacityLimiter = msgspec.field(
+        default_factory=lambda: CapacityLimiter(COMPILING_THREADS)
+    )
     salts: Mapping[str, str] = {}
 
     def tenant_of(self, namespace: Namespace) -> str | None:
         """Return whose a namespace is; None for one that is no tenant's."""
         return self.salts.get(namespace.salt.partition(".")[0])
+
+    async def constrain(self, grammar: Grammar | None) -> Constraint | None:
+        """Compile a grammar, if there is one, on a worker thread: a hostile one takes a while.
+
+        Only so many at a time, so that they never hold up what renders and tokenizes.
+        Raises InvalidRequest.
+        """
+        if grammar is None:
+            return None
+        return await run_sync(self.runtime.constrain, grammar, limiter=self.compiling)
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelNotFound for a model that is not the one served; None is."""

@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from radixcache.retention import Retention
-from runtime.request import RequestOutput, Usage
+from runtime.request import Constraint, RequestOutput, Usage
 from runtime.server.anthropic import Conversation, MessagesRequest
 from runtime.server.anthropic_answers import (
     BlockDelta,
@@ -64,7 +64,9 @@ class MessageEndpoints:
         body.check()
         self._served.check_model(body.model)
         caller = caller_of(request)
-        ask, marked = await run_in_threadpool(self._ask, body, caller)
+        grammar = body.grammar(self._served.runtime.tool_format)
+        constraint = await self._served.constrain(grammar)
+        ask, marked = await run_in_threadpool(self._ask, body, caller, constraint)
         runtime = self._served.runtime
         parser = None
         if body.reads_calls:
@@ -83,11 +85,10 @@ class MessageEndpoints:
         ids = await run_in_threadpool(self._prompt, body, caller_of(request))
         return json_response(TokenCount(len(ids)))
 
-    def _ask(self, body: MessagesRequest, caller: Caller) -> tuple[Ask, int]:
+    def _ask(
+        self, body: MessagesRequest, caller: Caller, constraint: Constraint | None
+    ) -> tuple[Ask, int]:
         """Return what is asked of the engine, and the tokens before the last mark."""
-        runtime = self._served.runtime
-        grammar = body.grammar(runtime.tool_format)
-        constraint = None if grammar is None else runtime.constrain(grammar)
         ids = self._prompt(body, caller)
         retentions = tuple(self._retentions(body, caller, ids))
         ask = Ask(

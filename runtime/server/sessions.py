@@ -200,9 +200,7 @@ class SessionEndpoints:
         self._served.check_model(body.model)
         state = await self._state(request)
         sampling = body.sampling(is_conversation=state.conversation is not None)
-        grammar, constraint = body.grammar(), None
-        if grammar is not None:
-            constraint = await run_in_threadpool(self._served.runtime.constrain, grammar)
+        constraint = await self._served.constrain(body.grammar())
         turn = await self._begin(request, f"gen-{uuid.uuid4().hex}", 1)
         ids = unpack_tokens(turn.session.tokens)
 
