@@ -1,19 +1,40 @@
-"""Storing keys and values in Triton: one program writes one token's slot, or a part of it."""
+"""Storing keys and values in Triton: one program writes a few heads of one token's slot.
+
+A program holds whole heads, so that a scale by slot and head is a maximum within the program.
+"""
 
 # Triton's decorator and the functions below it are untyped: their types are Triton's own.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.backend import device_guard
+from kernels.quantise import LEAST_SCALE, largest
+from kernels.variant import FLOAT8_TARGETS, Variant
 
-MAX_WIDTH: Final = 1024  # elements a program moves
+MAX_NUMEL: Final = 1024  # elements a program moves, of K and of V
+
+Scales: TypeAlias = Literal["none", "head", "slot"]
+
+
+class Tile(NamedTuple):
+    """What one program covers of a token."""
+
+    heads: int
+    dim: int
+
+
+def choose_tile(num_heads: int, head_dim: int) -> Tile:
+    """Return whole heads, as many as fit."""
+    dim = triton.next_power_of_2(head_dim)
+    return Tile(min(triton.next_power_of_2(num_heads), max(1, MAX_NUMEL // dim)), dim)
 
 
 def store_triton(
@@ -22,28 +43,46 @@ def store_triton(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     slot_mapping: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
 ) -> None:
     """Write the slots as `store_kv` says, without waiting for the device."""
     num_tokens, num_kv_heads, head_dim = k.shape
-    numel = num_kv_heads * head_dim
-    width = min(MAX_WIDTH, triton.next_power_of_2(numel))
+    tile = choose_tile(num_kv_heads, head_dim)
     with device_guard(k.device):
-        store_kernel[(num_tokens, triton.cdiv(numel, width))](
+        store_kernel[(num_tokens, triton.cdiv(num_kv_heads, tile.heads))](
             k,
             v,
             k_pool,
             v_pool,
+            k_scale,
+            v_scale,
             slot_mapping,
             *k.stride(),
             *v.stride(),
             *k_pool.stride()[:3],
             *v_pool.stride()[:3],
-            NUMEL=numel,
+            *scale_strides(k_scale),
+            *scale_strides(v_scale),
+            NUM_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
+            HEADS=tile.heads,
+            DIM=tile.dim,
             BLOCK_SIZE=k_pool.shape[1],
-            WIDTH=width,
+            **scale_constants(k_pool.dtype, k_scale),
             enable_fp_fusion=True,
         )
+
+
+def scale_strides(scale: torch.Tensor | None) -> tuple[int, ...]:
+    """Return the strides by block and slot; zeros where a scale has neither."""
+    return scale.stride()[:2] if scale is not None and scale.dim() == 3 else (0, 0)
+
+
+def scale_constants(dtype: torch.dtype, scale: torch.Tensor | None) -> dict[str, Any]:
+    """Return the compile-time arguments of `store_heads`."""
+    kind: Scales = "none" if scale is None else "head" if scale.dim() == 1 else "slot"
+    return {"SCALES": kind, "MOST": largest(dtype), "LEAST": LEAST_SCALE}
 
 
 @triton.jit
@@ -52,6 +91,8 @@ def store_kernel(
     v,
     k_pool,  # [N, B, Hkv, D]
     v_pool,
+    k_scale,  # None, [Hkv] or [N, B, Hkv]
+    v_scale,
     slot_mapping,  # [T]
     k_by_token,  # strides, in elements
     k_by_head,
@@ -65,25 +106,130 @@ def store_kernel(
     v_pool_by_block,
     v_pool_by_slot,
     v_pool_by_head,
-    NUMEL: tl.constexpr,  # of a token: Hkv * D
+    k_scale_by_block,
+    k_scale_by_slot,
+    v_scale_by_block,
+    v_scale_by_slot,
+    NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program
+    DIM: tl.constexpr,  # HEAD_DIM rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SCALES: tl.constexpr,
+    MOST: tl.constexpr,
+    LEAST: tl.constexpr,
 ):
-    """Copy `WIDTH` elements of one token, K and V alike."""
+    """Store `HEADS` heads of one token, K and V alike."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     if slot < 0:
         return
     block = slot // BLOCK_SIZE
     offset = slot % BLOCK_SIZE
-    element = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside = element < NUMEL
-    head = element // HEAD_DIM
-    dim = element % HEAD_DIM
-    keys = tl.load(k + token * k_by_token + head * k_by_head + dim * k_by_dim, mask=inside)
-    values = tl.load(v + token * v_by_token + head * v_by_head + dim * v_by_dim, mask=inside)
-    k_at = block * k_pool_by_block + offset * k_pool_by_slot + head * k_pool_by_head + dim
-    v_at = block * v_pool_by_block + offset * v_pool_by_slot + head * v_pool_by_head + dim
-    tl.store(k_pool + k_at, keys, mask=inside)
-    tl.store(v_pool + v_at, values, mask=inside)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    dim = tl.arange(0, DIM)
+    real = head < NUM_HEADS
+    inside = real[:, None] & (dim < HEAD_DIM)[None, :]
+    k_at = token * k_by_token + head[:, None] * k_by_head + dim[None, :] * k_by_dim
+    v_at = token * v_by_token + head[:, None] * v_by_head + dim[None, :] * v_by_dim
+    keys = tl.load(k + k_at, mask=inside, other=0.0)
+    values = tl.load(v + v_at, mask=inside, other=0.0)
+    k_to = k_pool + block * k_pool_by_block + offset * k_pool_by_slot
+    v_to = v_pool + block * v_pool_by_block + offset * v_pool_by_slot
+    k_scale_at = block * k_scale_by_block + offset * k_scale_by_slot + head
+    v_scale_at = block * v_scale_by_block + offset * v_scale_by_slot + head
+    store_heads(
+        keys,
+        k_to + head[:, None] * k_pool_by_head + dim[None, :],
+        inside,
+        k_scale,
+        k_scale_at,
+        real,
+        SCALES,
+        MOST,
+        LEAST,
+    )
+    store_heads(
+        values,
+        v_to + head[:, None] * v_pool_by_head + dim[None, :],
+        inside,
+        v_scale,
+        v_scale_at,
+        real,
+        SCALES,
+        MOST,
+        LEAST,
+    )
+
+
+@triton.jit
+def store_heads(
+    x,  # [HEADS, DIM], zero outside
+    to,  # pointers to the slot
+    inside,
+    scale,
+    scale_at,  # [HEADS]
+    real,  # [HEADS] which heads there are
+    SCALES: tl.constexpr,
+    MOST: tl.constexpr,  # the largest number that the pool stores
+    LEAST: tl.constexpr,  # the smallest scale
+):
+    """Store heads in a slot, dividing them by their scales where the pool is quantised."""
+    if SCALES == "none":
+        tl.store(to, x, mask=inside)
+    else:
+        wide = x.to(tl.float32)
+        if SCALES == "head":
+            scales = tl.load(scale + scale_at, mask=real, other=1.0)
+        else:
+            scales = tl.div_rn(tl.max(tl.abs(wide), 1), MOST)
+            scales = tl.maximum(scales, LEAST)
+            tl.store(scale + scale_at, scales, mask=real)
+        scaled = tl.div_rn(wide, tl.broadcast_to(scales[:, None], wide.shape))
+        scaled = tl.minimum(tl.maximum(scaled, -MOST), MOST)
+        if to.dtype.element_ty == tl.int8:
+            # adding and taking away 1.5 * 2^23 rounds to an integer, ties to even
+            scaled = (scaled + 12582912.0) - 12582912.0
+        tl.store(to, scaled.to(to.dtype.element_ty), mask=inside)
+
+
+STORED: Final = (
+    ("bf16", torch.bfloat16, "none"),
+    ("fp8e4nv", torch.float8_e4m3fn, "head"),
+    ("fp8e4nv", torch.float8_e4m3fn, "slot"),
+    ("i8", torch.int8, "slot"),
+)
+"""Triton's name and torch's of what pools hold, and the scales of it, in the report."""
+
+
+def shipped() -> Iterator[Variant]:
+    """Iterate over what launches choose for bfloat16 models of 8 key heads."""
+    for head_dim in (64, 80, 128, 256):
+        tile = choose_tile(8, head_dim)
+        for name, dtype, scales in STORED:
+            types = dict.fromkeys(("k", "v"), "*bf16")
+            types |= dict.fromkeys(("k_pool", "v_pool"), f"*{name}")
+            types |= {"slot_mapping": "*i64", "k_scale": "*fp32", "v_scale": "*fp32"}
+            constants = {
+                "k_by_dim": 1,
+                "v_by_dim": 1,
+                "NUM_HEADS": 8,
+                "HEAD_DIM": head_dim,
+                "HEADS": tile.heads,
+                "DIM": tile.dim,
+                "BLOCK_SIZE": 16,
+                "SCALES": scales,
+                "MOST": largest(dtype),
+                "LEAST": LEAST_SCALE,
+            }
+            if scales == "none":
+                constants |= {"k_scale": None, "v_scale": None}
+            yield Variant(
+                store_kernel,
+                f"{name} by {scales}, D {head_dim}",
+                types,
+                constants,
+                loose=frozenset({"k_scale_by_slot", "v_scale_by_slot"}),
+                wide_loads=True,
+                targets=FLOAT8_TARGETS if name == "fp8e4nv" else None,
+            )

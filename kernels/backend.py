@@ -18,7 +18,9 @@ Backend: TypeAlias = Literal["torch", "triton"]
 
 BACKENDS: Final[tuple[Backend, ...]] = ("torch", "triton")
 BACKEND_VARIABLE: Final = "RADIXCACHE_KERNELS"
+DEBUG_VARIABLE: Final = "RADIXCACHE_KERNELS_DEBUG"
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+QUANTISED_DTYPES: Final = (torch.float8_e4m3fn, torch.int8)
 
 
 def choose_backend(tensor_device: torch.device, requested: str | None = None) -> Backend:
@@ -86,12 +88,64 @@ def check_unit_stride(name: str, tensor: torch.Tensor) -> None:
 
 def check_pools(k_name: str, k_pool: torch.Tensor, v_name: str, v_pool: torch.Tensor) -> None:
     """Raise unless a K pool and a V pool agree and have unit stride in D."""
-    check_dtype(k_name, k_pool, FLOAT_DTYPES)
+    check_dtype(k_name, k_pool, (*FLOAT_DTYPES, *QUANTISED_DTYPES))
     check_shape(v_name, v_pool, tuple(k_pool.shape))
     check_dtype(v_name, v_pool, (k_pool.dtype,))
     check_device(v_name, v_pool, k_pool.device)
     check_unit_stride(k_name, k_pool)
     check_unit_stride(v_name, v_pool)
+
+
+def check_index(
+    name: str, index: torch.Tensor, size: int | str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise unless `index` is a dense row of `size` integers of `dtype` on `device`."""
+    check_shape(name, index, (size,))
+    check_dtype(name, index, (dtype,))
+    check_device(name, index, device)
+    check_unit_stride(name, index)
+
+
+def check_scales(
+    k_pool: torch.Tensor, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None
+) -> None:
+    """Raise unless the scales are what pools of this dtype need: value = stored * scale.
+
+    k_scale, v_scale  [Hkv] float32, a scale a head; or [N, B, Hkv] float32, one a slot and head;
+                      None for pools that are not quantised
+    """
+    quantised = k_pool.dtype in QUANTISED_DTYPES
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if not quantised and scale is not None:
+            raise ValueError(f"{name} is given, but pools of {k_pool.dtype} are not quantised")
+        if quantised and scale is None:
+            raise ValueError(f"{name} is None, but pools of {k_pool.dtype} need scales")
+        if scale is None:
+            continue
+        by_slot = scale.dim() != 1
+        check_shape(name, scale, tuple(k_pool.shape[:3]) if by_slot else (k_pool.shape[2],))
+        check_dtype(name, scale, (torch.float32,))
+        check_device(name, scale, k_pool.device)
+        check_unit_stride(name, scale)
+    if k_scale is not None and v_scale is not None and k_scale.shape != v_scale.shape:
+        raise ValueError(
+            f"k_scale has shape {list(k_scale.shape)} and v_scale {list(v_scale.shape)}: "
+            "scale both by head, or both by slot and head"
+        )
+
+
+def check_ids(name: str, ids: torch.Tensor, low: int, high: int) -> None:
+    """Raise IndexError for the first id outside [low, high), where RADIXCACHE_KERNELS_DEBUG is set.
+
+    Looking waits for the device, so it is not done otherwise.
+    """
+    if not os.environ.get(DEBUG_VARIABLE):
+        return
+    wrong = ((ids < low) | (ids >= high)).nonzero()
+    if len(wrong):
+        at = wrong[0].tolist()
+        place = ", ".join(str(i) for i in at)
+        raise IndexError(f"{name}[{place}] is {int(ids[tuple(at)])}, expected {low} to {high - 1}")
 
 
 def check_power_of_two_blocks(name: str, block_size: int) -> None:

@@ -40,6 +40,26 @@ def reduce_kernel(a, sums, peaks, SIZE: tl.constexpr):
     tl.store(peaks + at, tl.max(x, 1))
 
 
+@triton.jit
+def float8_kernel(a, stored, back, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    small = tl.load(a + at).to(stored.dtype.element_ty)
+    tl.store(stored + at, small)
+    tl.store(back + at, small.to(tl.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_rounds_to_nearest_even_and_saturates(backend: str, dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    halfway = torch.arange(1.0, 2.0, 1 / 32)  # between any two float8 of this size, and on them
+    a = torch.cat([halfway, -halfway / 64, torch.randn(62) * 100, torch.tensor([1e6, -1e6])])
+    stored, back = torch.empty(128, dtype=dtype), torch.empty(128, dtype=torch.bfloat16)
+    float8_kernel[(1,)](a, stored, back, SIZE=128)
+    expected = a.clamp(-most, most).to(dtype)
+    assert torch.equal(stored.float(), expected.float())
+    assert torch.equal(back, expected.bfloat16())
+
+
 def test_rounding_is_to_nearest_even_like_torch(backend: str) -> None:
     bits = torch.randint(-(2**31), 2**31 - 1, (20_000,), dtype=torch.int32)
     halfway = torch.arange(2**15, dtype=torch.int32) << 16 | 0x8000

@@ -78,3 +78,71 @@ def test_a_slot_past_the_pool_is_refused() -> None:
     pools = torch.zeros(2, 2, 2, 1, 4)
     with pytest.raises(IndexError):
         store_kv(*torch.ones(2, 1, 1, 4), *pools, torch.tensor([4]), backend="torch")
+
+
+def slots_by_token(pool: torch.Tensor) -> torch.Tensor:
+    return pool.flatten(0, 1).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 80])
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float32], ids=str)
+def test_a_scale_by_slot_is_chosen_so_that_the_largest_value_fits(
+    backend: str, dtype: torch.dtype, head_dim: int, source: torch.dtype
+) -> None:
+    k, v = (torch.randn(2, 5, 3, head_dim) * 7).to(source)
+    k[2, 1] = 0  # a head of zeros divides nothing by zero
+    pools = torch.zeros(2, 3, 2, 3, head_dim).to(dtype)
+    scales = torch.full((2, 3, 2, 3), float("nan"))
+    slots = torch.tensor([4, 0, -1, 3, 1])
+    store_kv(k, v, *pools, slots, k_scale=scales[0], v_scale=scales[1], backend=backend)
+    written = slots[slots >= 0]
+    most = 448.0 if dtype.is_floating_point else 127.0
+    steps = 2**-4 if dtype.is_floating_point else 0.5 / most
+    for x, pool, scale in zip((k, v), pools, scales, strict=True):
+        wide = x[slots >= 0].float()
+        found = scale.flatten(0, 1)
+        assert torch.equal(found[written], (wide.abs().amax(-1) / most).clamp_min(1e-12))
+        assert found.isnan().sum() == (6 - len(written)) * 3  # no other scale was written
+        back = slots_by_token(pool)[written] * found[written][..., None]
+        error = (back - wide).abs()
+        allowed = wide.abs() if dtype.is_floating_point else wide.abs().amax(-1, keepdim=True)
+        smallest = found[written][..., None] * 2**-9  # below it float8 has no more exponents
+        assert (error <= allowed * steps * 1.01 + smallest).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_a_scale_by_head_is_read_and_values_beyond_it_saturate(
+    backend: str, dtype: torch.dtype
+) -> None:
+    k = torch.tensor([[[1.0, -2.5, 3.5, 1e9], [0.5, 1.0, 1.5, -1e9]]])
+    pools = torch.zeros(2, 1, 1, 2, 4).to(dtype)
+    scale = torch.tensor([1.0, 0.5])
+    store_kv(k, k, *pools, torch.tensor([0]), k_scale=scale, v_scale=scale, backend=backend)
+    most = 448.0 if dtype.is_floating_point else 127.0
+    expected = [[1, -2.5, 3.5, most], [1, 2, 3, -most]]
+    if dtype == torch.int8:
+        expected[0][1:3] = [-2, 4]  # halves go to the even side
+    for pool in pools:
+        assert torch.equal(pool[0, 0].float(), torch.tensor(expected))
+
+
+def test_scales_come_with_quantised_pools_and_only_with_them() -> None:
+    k, plain = torch.zeros(1, 1, 4), torch.zeros(2, 1, 1, 1, 4)
+    small, scale, slot = plain.to(torch.int8), torch.ones(1), torch.tensor([0])
+    with pytest.raises(ValueError, match="k_scale is None, but pools of torch.int8 need scales"):
+        store_kv(k, k, *small, slot)
+    with pytest.raises(ValueError, match="k_scale is given, but pools of torch.float32"):
+        store_kv(k, k, *plain, slot, k_scale=scale, v_scale=scale)
+    with pytest.raises(ValueError, match="scale both by head, or both by slot and head"):
+        store_kv(k, k, *small, slot, k_scale=scale, v_scale=torch.ones(1, 1, 1))
+    with pytest.raises(ValueError, match=r"v_scale has shape \[2\], expected \[1\]"):
+        store_kv(k, k, *small, slot, k_scale=scale, v_scale=torch.ones(2))
+
+
+def test_debugging_looks_at_the_slots_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXCACHE_KERNELS_DEBUG", "1")
+    pools = torch.zeros(2, 2, 2, 1, 4)
+    with pytest.raises(IndexError, match=r"slot_mapping\[1\] is 4, expected .* to 3"):
+        store_kv(*torch.ones(2, 2, 1, 4), *pools, torch.tensor([0, 4]))
+    assert pools.count_nonzero() == 0

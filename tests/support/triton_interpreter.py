@@ -1,9 +1,11 @@
 """Repairs Triton's interpreter so that kernels can be tested on a CPU.
 
-Owns: the arithmetic of bfloat16 and of `tl.dot`, and one shortcut.  Does not know: any kernel.
+Owns: the arithmetic of bfloat16 and of `tl.dot`, casts to float8, and one shortcut.  Does not know:
+any kernel.
 Idea: the interpreter keeps a bfloat16 as the 16 bits it is stored in and then computes on them as
 if they were an integer, without a word.  Here every operation sees such operands widened to
-float32, which is exact, and its result rounded back to nearest even, as the hardware does.
+float32, which is exact, and its result rounded back to nearest even, as the hardware does.  Its
+casts to float8 lose carries; here they round to nearest even and saturate, as the hardware's do.
 
 Import after TRITON_INTERPRET=1 is set; importing is the repair.  Works on Triton 3.6 to 3.9.
 """
@@ -14,11 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
 _Handle = interpreter.TensorHandle
 _Builder = interpreter.InterpreterBuilder
+_FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
 def widen(bits: np.ndarray) -> np.ndarray:
@@ -40,6 +44,27 @@ def narrow(values: np.ndarray) -> np.ndarray:
     lowest_kept = (bits >> 16) & 1
     rounded = ((bits + 0x7FFF + lowest_kept) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def widen_float8(bits: np.ndarray, kind: torch.dtype) -> np.ndarray:
+    """Return the float32 values of stored float8 bits.
+
+    >>> widen_float8(np.array([0x3C], dtype=np.uint8), torch.float8_e4m3fn)
+    array([1.5], dtype=float32)
+    """
+    stored = torch.from_numpy(np.ascontiguousarray(bits).view(np.uint8))
+    return stored.view(kind).float().numpy()
+
+
+def narrow_float8(values: np.ndarray, kind: torch.dtype) -> np.ndarray:
+    """Return the float8 bits nearest to float32 values, ties to even, saturating; a NaN stays one.
+
+    >>> narrow_float8(np.array([1.5], dtype=np.float32), torch.float8_e4m3fn) == 0x3C
+    array([ True])
+    """
+    wide = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    most = torch.finfo(kind).max
+    return wide.clamp(-most, most).to(kind).view(torch.uint8).numpy()
 
 
 def _is_bfloat16(value: object) -> bool:
@@ -69,14 +94,20 @@ def _repair_cast(name: str) -> None:
     original: Callable[..., Any] = getattr(_Builder, name)
 
     def repaired(self: Any, source: Any, target: Any, *rest: Any) -> Any:
-        if source.dtype.scalar == target.scalar:
+        before, after = source.dtype.scalar, target.scalar
+        if before == after:
             return source
-        if tl.bfloat16 not in (source.dtype.scalar, target.scalar):
+        if not {before, after} & {tl.bfloat16, *_FLOAT8}:
             return original(self, source, target, *rest)
-        values = _widened(source).data
-        if target.scalar == tl.bfloat16:
+        if before in _FLOAT8:
+            values = widen_float8(source.data, _FLOAT8[before])
+        else:
+            values = _widened(source).data
+        if after == tl.bfloat16:
             return _Handle(narrow(values.astype(np.float32)), tl.bfloat16)
-        return _Handle(values.astype(interpreter._get_np_dtype(target.scalar)), target.scalar)
+        if after in _FLOAT8:
+            return _Handle(narrow_float8(values.astype(np.float32), _FLOAT8[after]), after)
+        return _Handle(values.astype(interpreter._get_np_dtype(after)), after)
 
     setattr(_Builder, name, repaired)
 
