@@ -10,10 +10,11 @@ from typing import Final
 
 from kernels._extend_plan import ExtendPlan
 from kernels.backend import Backend, choose_backend
-from kernels.copy_blocks import copy_blocks
+from kernels.copy_blocks import copy_blocks, gather_blocks, scatter_blocks
 from kernels.extend_attention import extend_attention, plan_extend
 from kernels.linear import linear
 from kernels.norm_rope import rms_norm, rotary, rotary_table, silu_and_mul
+from kernels.rotary_store import rotary_store_kv
 from kernels.sampling import sample
 from kernels.scratch import Scratch
 from kernels.store_kv import store_kv
@@ -29,12 +30,15 @@ __all__ = [
     "choose_backend",
     "copy_blocks",
     "extend_attention",
+    "gather_blocks",
     "linear",
     "plan_extend",
     "rms_norm",
     "rotary",
+    "rotary_store_kv",
     "rotary_table",
     "sample",
+    "scatter_blocks",
     "silu_and_mul",
     "store_kv",
 ]

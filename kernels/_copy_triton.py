@@ -1,10 +1,14 @@
-"""Copying blocks in Triton: one program moves a part of one block in one layer."""
+"""Moving blocks in Triton: one program moves a part of one block in one layer, K and V alike.
+
+Pools of eight bits are moved as int8: a copy is of bits, and not every GPU knows every float8.
+"""
 
 # Triton's decorator and the functions below it are untyped: their types are Triton's own.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -12,8 +16,9 @@ import triton
 import triton.language as tl
 
 from kernels.backend import device_guard
+from kernels.variant import Variant
 
-MAX_WIDTH: Final = 1024  # elements a program moves
+MAX_WIDTH: Final = 2048  # elements a program moves, of K and of V
 
 
 def copy_triton(
@@ -26,11 +31,11 @@ def copy_triton(
     """Copy slots as `copy_blocks` says, without waiting for the device."""
     num_layers, _, block_size, num_kv_heads, head_dim = k_pools.shape
     numel = block_size * num_kv_heads * head_dim
-    width = min(MAX_WIDTH, triton.next_power_of_2(numel))
+    width = choose_width(numel)
     with device_guard(k_pools.device):
         copy_kernel[(src.shape[0], num_layers, triton.cdiv(numel, width))](
-            k_pools,
-            v_pools,
+            _bits(k_pools),
+            _bits(v_pools),
             src,
             dst,
             num_slots,
@@ -41,6 +46,58 @@ def copy_triton(
             WIDTH=width,
             enable_fp_fusion=True,
         )
+
+
+def gather_triton(
+    k_pools: torch.Tensor, v_pools: torch.Tensor, blocks: torch.Tensor, staging: torch.Tensor
+) -> None:
+    """Fill the staging buffer as `gather_blocks` says, without waiting for the device."""
+    _stage(k_pools, v_pools, blocks, staging, outward=True)
+
+
+def scatter_triton(
+    staging: torch.Tensor, k_pools: torch.Tensor, v_pools: torch.Tensor, blocks: torch.Tensor
+) -> None:
+    """Fill the blocks as `scatter_blocks` says, without waiting for the device."""
+    _stage(k_pools, v_pools, blocks, staging, outward=False)
+
+
+def _stage(
+    k_pools: torch.Tensor,
+    v_pools: torch.Tensor,
+    blocks: torch.Tensor,
+    staging: torch.Tensor,
+    *,
+    outward: bool,
+) -> None:
+    num_layers, _, block_size, num_kv_heads, head_dim = k_pools.shape
+    numel = block_size * num_kv_heads * head_dim
+    width = choose_width(numel)
+    with device_guard(k_pools.device):
+        stage_kernel[(blocks.shape[0], num_layers, triton.cdiv(numel, width))](
+            _bits(k_pools),
+            _bits(v_pools),
+            _bits(staging),
+            blocks,
+            num_layers,
+            *k_pools.stride()[:4],
+            *v_pools.stride()[:4],
+            NUMEL=numel,
+            SLOT_NUMEL=num_kv_heads * head_dim,
+            HEAD_DIM=head_dim,
+            WIDTH=width,
+            OUTWARD=outward,
+            enable_fp_fusion=True,
+        )
+
+
+def choose_width(numel: int) -> int:
+    """Return the elements that a program moves of a block of `numel`."""
+    return min(MAX_WIDTH, int(triton.next_power_of_2(numel)))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int8) if tensor.element_size() == 1 else tensor
 
 
 @triton.jit
@@ -62,7 +119,7 @@ def copy_kernel(
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Copy `WIDTH` elements of one block in one layer, K and V alike."""
+    """Copy `WIDTH` elements of one block in one layer."""
     copy = tl.program_id(0)
     layer = tl.program_id(1).to(tl.int64)
     source = tl.load(src + copy)
@@ -78,3 +135,72 @@ def copy_kernel(
     values = tl.load(v_pools + source * v_by_block + v_at, mask=inside)
     tl.store(k_pools + target * k_by_block + k_at, keys, mask=inside)
     tl.store(v_pools + target * v_by_block + v_at, values, mask=inside)
+
+
+@triton.jit
+def stage_kernel(
+    k_pools,  # [L, N, B, Hkv, D]
+    v_pools,
+    staging,  # [C, 2, L, B, Hkv, D], contiguous
+    blocks,  # [C]
+    num_layers,
+    k_by_layer,  # strides, in elements
+    k_by_block,
+    k_by_slot,
+    k_by_head,
+    v_by_layer,
+    v_by_block,
+    v_by_slot,
+    v_by_head,
+    NUMEL: tl.constexpr,  # of a block in one layer: B * Hkv * D
+    SLOT_NUMEL: tl.constexpr,  # Hkv * D
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OUTWARD: tl.constexpr,  # from the pools to the buffer
+):
+    """Copy `WIDTH` elements of one block in one layer between the pools and the buffer."""
+    place = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
+    block = tl.load(blocks + place)
+    element = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    inside = element < NUMEL
+    slot = element // SLOT_NUMEL
+    head = element % SLOT_NUMEL // HEAD_DIM
+    dim = element % HEAD_DIM
+    k_at = k_pools + layer * k_by_layer + block * k_by_block
+    v_at = v_pools + layer * v_by_layer + block * v_by_block
+    k_at += slot * k_by_slot + head * k_by_head + dim
+    v_at += slot * v_by_slot + head * v_by_head + dim
+    k_staged = staging + (place * 2 * num_layers + layer) * NUMEL + element
+    v_staged = staging + ((place * 2 + 1) * num_layers + layer) * NUMEL + element
+    if OUTWARD:
+        tl.store(k_staged, tl.load(k_at, mask=inside), mask=inside)
+        tl.store(v_staged, tl.load(v_at, mask=inside), mask=inside)
+    else:
+        tl.store(k_at, tl.load(k_staged, mask=inside), mask=inside)
+        tl.store(v_at, tl.load(v_staged, mask=inside), mask=inside)
+
+
+def shipped() -> Iterator[Variant]:
+    """Iterate over what launches choose for blocks of 16 slots with 8 key heads."""
+    for name in ("bf16", "i8"):
+        for head_dim in (64, 80, 128, 256):
+            numel = 16 * 8 * head_dim
+            sizes = {
+                "SLOT_NUMEL": 8 * head_dim,
+                "HEAD_DIM": head_dim,
+                "WIDTH": choose_width(numel),
+            }
+            pools = dict.fromkeys(("k_pools", "v_pools"), f"*{name}")
+            ids = dict.fromkeys(("src", "dst", "num_slots"), "*i64")
+            label = f"{name}, D {head_dim}"
+            yield Variant(copy_kernel, label, {**pools, **ids}, sizes, wide_loads=True)
+            for outward in (True, False):
+                yield Variant(
+                    stage_kernel,
+                    f"{label}, {'gather' if outward else 'scatter'}",
+                    {**pools, "staging": f"*{name}", "blocks": "*i64"},
+                    {**sizes, "NUMEL": numel, "OUTWARD": outward},
+                    loose=frozenset({"num_layers"}),
+                    wide_loads=True,
+                )

@@ -80,7 +80,7 @@ def scale_strides(scale: torch.Tensor | None) -> tuple[int, ...]:
 
 
 def scale_constants(dtype: torch.dtype, scale: torch.Tensor | None) -> dict[str, Any]:
-    """Return the compile-time arguments of `store_heads`."""
+    """Return the compile-time arguments of `choose_scales` and `store_part`."""
     kind: Scales = "none" if scale is None else "head" if scale.dim() == 1 else "slot"
     return {"SCALES": kind, "MOST": largest(dtype), "LEAST": LEAST_SCALE}
 
@@ -138,53 +138,56 @@ def store_kernel(
     v_to = v_pool + block * v_pool_by_block + offset * v_pool_by_slot
     k_scale_at = block * k_scale_by_block + offset * k_scale_by_slot + head
     v_scale_at = block * v_scale_by_block + offset * v_scale_by_slot + head
-    store_heads(
-        keys,
-        k_to + head[:, None] * k_pool_by_head + dim[None, :],
-        inside,
-        k_scale,
-        k_scale_at,
-        real,
-        SCALES,
-        MOST,
-        LEAST,
+    scales = choose_scales(largest_of(keys), k_scale, k_scale_at, real, SCALES, MOST, LEAST)
+    store_part(
+        keys, k_to + head[:, None] * k_pool_by_head + dim[None, :], inside, scales, SCALES, MOST
     )
-    store_heads(
-        values,
-        v_to + head[:, None] * v_pool_by_head + dim[None, :],
-        inside,
-        v_scale,
-        v_scale_at,
-        real,
-        SCALES,
-        MOST,
-        LEAST,
+    scales = choose_scales(largest_of(values), v_scale, v_scale_at, real, SCALES, MOST, LEAST)
+    store_part(
+        values, v_to + head[:, None] * v_pool_by_head + dim[None, :], inside, scales, SCALES, MOST
     )
 
 
 @triton.jit
-def store_heads(
-    x,  # [HEADS, DIM], zero outside
-    to,  # pointers to the slot
-    inside,
-    scale,
-    scale_at,  # [HEADS]
+def largest_of(x):
+    """Return the largest absolute value of each row of x."""
+    return tl.max(tl.abs(x.to(tl.float32)), 1)
+
+
+@triton.jit
+def choose_scales(
+    peak,  # [HEADS] float32, the largest absolute value of each head
+    scale,  # the tensor of scales
+    scale_at,  # [HEADS] where in it
     real,  # [HEADS] which heads there are
     SCALES: tl.constexpr,
     MOST: tl.constexpr,  # the largest number that the pool stores
     LEAST: tl.constexpr,  # the smallest scale
 ):
-    """Store heads in a slot, dividing them by their scales where the pool is quantised."""
+    """Return the scale of each head: read where it is given, chosen and written where not."""
+    scales = peak
+    if SCALES == "head":
+        scales = tl.load(scale + scale_at, mask=real, other=1.0)
+    elif SCALES == "slot":
+        scales = tl.maximum(tl.div_rn(peak, MOST), LEAST)
+        tl.store(scale + scale_at, scales, mask=real)
+    return scales
+
+
+@triton.jit
+def store_part(
+    x,  # [HEADS, WIDTH]
+    to,  # pointers into the slot
+    inside,
+    scales,  # [HEADS]; of no use where the pool is not quantised
+    SCALES: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """Store numbers of some heads in a slot, divided by their scales where it is quantised."""
     if SCALES == "none":
         tl.store(to, x, mask=inside)
     else:
         wide = x.to(tl.float32)
-        if SCALES == "head":
-            scales = tl.load(scale + scale_at, mask=real, other=1.0)
-        else:
-            scales = tl.div_rn(tl.max(tl.abs(wide), 1), MOST)
-            scales = tl.maximum(scales, LEAST)
-            tl.store(scale + scale_at, scales, mask=real)
         scaled = tl.div_rn(wide, tl.broadcast_to(scales[:, None], wide.shape))
         scaled = tl.minimum(tl.maximum(scaled, -MOST), MOST)
         if to.dtype.element_ty == tl.int8:

@@ -58,13 +58,14 @@ def device_guard(device: torch.device) -> AbstractContextManager[object]:
 
 def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int | str]) -> None:
     """Raise ValueError unless `tensor` has the `expected` shape; a string stands for any size."""
-    fits = tensor.dim() == len(expected) and all(
-        isinstance(want, str) or have == want
-        for have, want in zip(tensor.shape, expected, strict=True)
-    )
+    shape = tensor.shape
+    fits = len(shape) == len(expected)
+    for have, want in zip(shape, expected, strict=False):
+        if have != want and not isinstance(want, str):
+            fits = False
     if not fits:
-        want = ", ".join(str(size) for size in expected)
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, expected [{want}]")
+        sizes = ", ".join(str(size) for size in expected)
+        raise ValueError(f"{name} has shape {list(shape)}, expected [{sizes}]")
 
 
 def check_dtype(name: str, tensor: torch.Tensor, allowed: Sequence[torch.dtype]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels import linear
 
@@ -32,9 +34,58 @@ def test_a_row_has_the_same_bits_whatever_the_batch(
         torch.set_num_threads(before)
 
 
-def test_the_product_is_that_of_torch_with_and_without_a_bias() -> None:
-    x, weight, bias = torch.randn(5, 32), torch.randn(48, 32), torch.randn(48)
-    expected = x.double() @ weight.double().T + bias.double()
-    assert torch.allclose(linear(x, weight, bias).double(), expected, atol=1e-4)
-    assert torch.allclose(linear(x, weight).double(), expected - bias.double(), atol=1e-4)
-    assert linear(x[:0], weight).shape == (0, 48)
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+@settings(max_examples=25, deadline=None, database=None)
+@given(
+    st.integers(0, 70),
+    st.sampled_from([1, 16, 37, 80]),
+    st.sampled_from([1, 5, 32, 130]),
+    st.sampled_from(list(TOLERANCE)),
+    st.booleans(),
+)
+def check_product(
+    backend: str, num_rows: int, inner: int, num_cols: int, dtype: torch.dtype, biased: bool
+) -> None:
+    # rows of wider tensors, with NaN where nothing may be read
+    x, weight = (torch.full((n, inner + 8), float("nan")).to(dtype) for n in (num_rows, num_cols))
+    x[:, :inner], weight[:, :inner] = torch.randn(num_rows, inner), torch.randn(num_cols, inner)
+    x, weight = x[:, :inner], weight[:, :inner]
+    bias = torch.randn(num_cols).to(dtype) if biased else None
+    expected = x.double() @ weight.double().T
+    if bias is not None:
+        expected += bias.double()
+    got = linear(x, weight, bias, backend=backend)
+    assert got.shape == (num_rows, num_cols)
+    scale = inner**0.5
+    bound = TOLERANCE[dtype] * scale
+    assert torch.allclose(got.double(), expected, atol=bound, rtol=TOLERANCE[dtype])
+    out = torch.full_like(got, float("nan"))
+    assert linear(x, weight, bias, out=out, backend=backend) is out
+    assert torch.equal(out, got)
+
+
+def test_the_product_is_right_with_and_without_a_bias(backend: str) -> None:
+    check_product(backend)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_a_row_has_its_own_bits_on_each_backend(backend: str, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(67, 80).to(dtype), torch.randn(70, 80).to(dtype)
+    whole = linear(x, weight, backend=backend)
+    for start, count in ((0, 1), (66, 1), (3, 8), (30, 37), (0, 64)):
+        part = linear(x[start : start + count], weight, backend=backend)
+        assert torch.equal(part, whole[start : start + count])
+
+
+def test_wrong_operands_are_named() -> None:
+    x, weight = torch.zeros(2, 8), torch.zeros(3, 8)
+    with pytest.raises(ValueError, match=r"^weight has shape \[3, 7\], expected \[N, 8\]"):
+        linear(x, weight[:, :7])
+    with pytest.raises(TypeError, match=r"^weight has dtype torch\.float16"):
+        linear(x, weight.half())
+    with pytest.raises(ValueError, match=r"^bias has shape \[2\], expected \[3\]"):
+        linear(x, weight, torch.zeros(2))
+    with pytest.raises(ValueError, match=r"^out has shape \[3, 3\], expected \[2, 3\]"):
+        linear(x, weight, out=torch.zeros(3, 3))
