@@ -8,15 +8,21 @@ invisible.  docs/kernels.md states the rules.
 
 from typing import Final
 
+from kernels._attention_work import SharedPrefixes
 from kernels._extend_plan import ExtendPlan
 from kernels.backend import Backend, choose_backend
 from kernels.copy_blocks import copy_blocks, gather_blocks, scatter_blocks
+from kernels.decode_attention import decode_attention, plan_decode
 from kernels.extend_attention import extend_attention, plan_extend
 from kernels.linear import linear
+from kernels.merge_state import merge_state
+from kernels.noise import uniform_noise
 from kernels.norm_rope import rms_norm, rotary, rotary_table, silu_and_mul
+from kernels.penalties import mask_logits, penalise
 from kernels.rotary_store import rotary_store_kv
 from kernels.sampling import sample
 from kernels.scratch import Scratch
+from kernels.shared_prefix_attention import plan_shared_prefix, shared_prefix_attention
 from kernels.store_kv import store_kv
 
 # Another distribution also installs a top-level package of this name; this tells ours from it.
@@ -27,18 +33,27 @@ __all__ = [
     "Backend",
     "ExtendPlan",
     "Scratch",
+    "SharedPrefixes",
     "choose_backend",
     "copy_blocks",
+    "decode_attention",
     "extend_attention",
     "gather_blocks",
     "linear",
+    "merge_state",
+    "plan_decode",
+    "mask_logits",
+    "penalise",
     "plan_extend",
+    "plan_shared_prefix",
     "rms_norm",
     "rotary",
     "rotary_store_kv",
     "rotary_table",
     "sample",
     "scatter_blocks",
+    "shared_prefix_attention",
     "silu_and_mul",
     "store_kv",
+    "uniform_noise",
 ]

@@ -53,10 +53,16 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtendPlan:
-    """Everything about a step that is the same in each of its layers."""
+    """Everything about a step that is the same in each of its layers; each backend has its own."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchPlan(ExtendPlan):
+    """A step of the torch backend, cut into products."""
 
     heads: Heads
-    num_tokens: int
     pool_layout: tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
     gathers: tuple[Gather, ...]
     scratch: Scratch
@@ -79,11 +85,11 @@ def plan_torch(
     q_start: torch.Tensor,
     heads: Heads,
     scratch: Scratch,
-) -> ExtendPlan:
+) -> TorchPlan:
     """Cut a step into gathers and products; waits for the device to read lengths and starts."""
     lens = seq_lens.tolist()
     starts = q_start.tolist()
-    _check_lengths(lens, starts, block_table.shape[1] * pool.shape[1])
+    check_lengths(lens, starts, block_table.shape[1] * pool.shape[1])
     narrow: list[Chunk] = []
     gathers: list[Gather] = []
     planner = _Planner(pool, block_table, lens, heads)
@@ -96,10 +102,10 @@ def plan_torch(
     for batch in group(narrow, block_table, pool.shape[1], heads):
         gathers.append(planner.gather([batch]))
     layout = (tuple(pool.shape), pool.stride())
-    return ExtendPlan(heads, starts[-1], layout, tuple(gathers), scratch)
+    return TorchPlan(starts[-1], heads, layout, tuple(gathers), scratch)
 
 
-def _check_lengths(lens: list[int], starts: list[int], room: int) -> None:
+def check_lengths(lens: list[int], starts: list[int], room: int) -> None:
     if starts[0] != 0:
         raise ValueError(f"q_start begins at {starts[0]}, expected 0")
     for sequence, (seq_len, (first_row, end_row)) in enumerate(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from kernels._extend_cut import TILE, padded
-from kernels._extend_plan import ExtendPlan, Gather, Product, pool_rows
+from kernels._extend_plan import Gather, Product, TorchPlan, pool_rows
 
 
 class _Tiles(NamedTuple):
@@ -25,7 +25,7 @@ class _Tiles(NamedTuple):
 
 
 def run_torch(
-    plan: ExtendPlan,
+    plan: TorchPlan,
     q: torch.Tensor,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
@@ -41,7 +41,7 @@ def run_torch(
             _attend(plan, product, q, k[:tiles], v[:tiles], scale, out)
 
 
-def _collect(plan: ExtendPlan, gather: Gather, name: str, pool: torch.Tensor) -> torch.Tensor:
+def _collect(plan: TorchPlan, gather: Gather, name: str, pool: torch.Tensor) -> torch.Tensor:
     """Copy the gathered keys or values, as float32 [tiles, Hkv, TILE, D]."""
     rows, _ = pool_rows(pool)
     heads = plan.heads
@@ -54,7 +54,7 @@ def _collect(plan: ExtendPlan, gather: Gather, name: str, pool: torch.Tensor) ->
 
 
 def _attend(
-    plan: ExtendPlan,
+    plan: TorchPlan,
     product: Product,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -79,7 +79,7 @@ def _attend(
     out.index_copy_(0, product.rows, folded.to(out.dtype))
 
 
-def _pack(plan: ExtendPlan, product: Product, q: torch.Tensor, scale: float) -> torch.Tensor:
+def _pack(plan: TorchPlan, product: Product, q: torch.Tensor, scale: float) -> torch.Tensor:
     """Scaled float32 queries by key head: [chunks, Hkv, rows, D], rows past the queries zero."""
     num_kv_heads, group, head_dim = plan.heads
     n, count = product.num_chunks, product.num_queries
@@ -92,7 +92,7 @@ def _pack(plan: ExtendPlan, product: Product, q: torch.Tensor, scale: float) -> 
 
 
 def _tiles(
-    plan: ExtendPlan,
+    plan: TorchPlan,
     name: str,
     rows: torch.Tensor,
     k: torch.Tensor,
@@ -121,7 +121,7 @@ def _tiles(
 
 
 def _with_shared(
-    plan: ExtendPlan,
+    plan: TorchPlan,
     product: Product,
     packed: torch.Tensor,
     k: torch.Tensor,

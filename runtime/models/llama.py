@@ -96,6 +96,7 @@ class LlamaModel:
             batch.seq_lens,
             batch.q_start,
             num_heads=self.config.num_heads,
+            num_tokens=batch.token_ids.shape[0],
             scratch=self._scratch,
         )
         step = _Step(batch, store, plan, cos, sin)

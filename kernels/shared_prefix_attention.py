@@ -1,0 +1,150 @@
+"""Attention of sequences that begin alike, reading the common prefix once: a cascade.
+
+Owns: the contract of the operation.  Does not know: who shares what; the caller's tree does.
+Idea: the splits that a group has in common become work items of their own, whose rows are the
+queries of the whole group.  The rest is decode attention: the same splits, merged in the same
+order, so the bits are those of every sequence alone.
+
+    group of 3     | split 0 | split 1 |- - common - -|
+    sequence a     |         |         | split 2 | split 3 |      what is common beyond the last
+    sequence b     |         |         | split 2 |                whole split is read by each
+    sequence c     |         |         | split 2 | split 3 |
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels._attention_call import Options, check_call, check_paged
+from kernels._attention_work import SharedPrefixes, decode_work, shared_work
+from kernels._extend_plan import ExtendPlan, plan_torch
+from kernels.backend import check_ids, check_index, choose_backend
+from kernels.decode_attention import longest
+from kernels.extend_attention import attend_torch, check_for_triton, work_of
+from kernels.scratch import Scratch
+
+
+def shared_prefix_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    q_start: torch.Tensor,
+    prefixes: SharedPrefixes,
+    *,
+    scale: float,
+    max_seq_len: int | None = None,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
+    tree_mask: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    backend: str | None = None,
+    out: torch.Tensor | None = None,
+    plan: ExtendPlan | None = None,
+    scratch: Scratch | None = None,
+) -> torch.Tensor:
+    """Attend as `decode_attention` does, bit for bit, reading a group's common prefix once.
+
+    prefixes  the groups; a sequence of no group is decoded alone
+    plan      of the same arguments, from `plan_shared_prefix`
+    others    as in `decode_attention`
+    returns   [T, H, D] in q.dtype
+
+    Raises as `extend_attention` does.  Cost: whole splits of 512 keys at the front of a group are
+    read once for every 64 / group queries of all its members together, everything else as in
+    `decode_attention`.  The torch backend finds shared prefixes by itself.
+    Source: Juravsky et al. 2024 (Hydragen); Ye et al. 2024 (cascade inference).
+    """
+    options = Options(window, sinks, soft_cap, tree_mask, k_scale, v_scale, lse)
+    paged = (k_pool, v_pool, block_table, seq_lens, q_start)
+    call = check_call(q, *paged, scale=scale, out=out, options=options)
+    _check_prefixes(prefixes, block_table)
+    if choose_backend(k_pool.device, backend) == "torch":
+        return attend_torch(call, plan)
+    check_for_triton(call)
+    if q.shape[0]:
+        from kernels._attention_triton import run_triton  # optional: not on every platform
+
+        if plan is None:
+            plan = plan_shared_prefix(
+                k_pool,
+                block_table,
+                seq_lens,
+                q_start,
+                prefixes,
+                num_heads=q.shape[1],
+                num_tokens=q.shape[0],
+                max_seq_len=max_seq_len,
+                dtype=q.dtype,
+                backend=backend,
+                scratch=scratch,
+            )
+        work = work_of(plan, q)
+        assert work is not None
+        run_triton(call, work)
+    return call.out
+
+
+def plan_shared_prefix(
+    k_pool: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    q_start: torch.Tensor,
+    prefixes: SharedPrefixes,
+    *,
+    num_heads: int,
+    num_tokens: int,
+    max_seq_len: int | None = None,
+    dtype: torch.dtype | None = None,
+    backend: str | None = None,
+    scratch: Scratch | None = None,
+) -> ExtendPlan:
+    """Prepare a step once, for the `shared_prefix_attention` of each of its layers.
+
+    num_heads   query heads
+    num_tokens  rows of q
+    dtype       of q, where that is not the pools'
+    others      as in `shared_prefix_attention`
+
+    It holds, and costs, what `plan_extend` says.
+    """
+    heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
+    _check_prefixes(prefixes, block_table)
+    scratch = scratch or Scratch(k_pool.device)
+    if choose_backend(k_pool.device, backend) == "torch":
+        return plan_torch(k_pool, block_table, seq_lens, q_start, heads, scratch)
+    from kernels._attention_triton import tiling_of  # optional: not on every platform
+
+    tiling = tiling_of(k_pool.device, dtype or k_pool.dtype, heads, wide=False)
+    max_seq_len = longest(k_pool, block_table, max_seq_len)
+    if not prefixes.members.shape[0]:
+        return decode_work(
+            seq_lens,
+            q_start,
+            num_tokens=num_tokens,
+            max_seq_len=max_seq_len,
+            tiling=tiling,
+            scratch=scratch,
+        )
+    return shared_work(
+        seq_lens,
+        q_start,
+        prefixes,
+        num_tokens=num_tokens,
+        max_seq_len=max_seq_len,
+        tiling=tiling,
+        scratch=scratch,
+    )
+
+
+def _check_prefixes(prefixes: SharedPrefixes, block_table: torch.Tensor) -> None:
+    device, num_groups = block_table.device, prefixes.lens.shape[0]
+    check_index("prefixes.members", prefixes.members, "P", torch.int32, device)
+    check_index("prefixes.lens", prefixes.lens, "G", torch.int32, device)
+    check_index("prefixes.starts", prefixes.starts, num_groups + 1, torch.int32, device)
+    check_ids("prefixes.members", prefixes.members, 0, block_table.shape[0])
+    check_ids("prefixes.starts", prefixes.starts, 0, prefixes.members.shape[0] + 1)
