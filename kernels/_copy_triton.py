@@ -18,7 +18,7 @@ import triton.language as tl
 from kernels.backend import device_guard
 from kernels.variant import Variant
 
-MAX_WIDTH: Final = 2048  # elements a program moves, of K and of V
+MAX_BYTES: Final = 4096  # that a program moves, of K and of V: 16 for each of 256 threads
 
 
 def copy_triton(
@@ -30,10 +30,10 @@ def copy_triton(
 ) -> None:
     """Copy slots as `copy_blocks` says, without waiting for the device."""
     num_layers, _, block_size, num_kv_heads, head_dim = k_pools.shape
-    numel = block_size * num_kv_heads * head_dim
-    width = choose_width(numel)
+    sizes = choose_sizes(block_size, num_kv_heads, head_dim, k_pools.element_size())
+    parts = triton.cdiv(block_size * num_kv_heads, sizes["ROWS"])
     with device_guard(k_pools.device):
-        copy_kernel[(src.shape[0], num_layers, triton.cdiv(numel, width))](
+        copy_kernel[(src.shape[0], num_layers, parts)](
             _bits(k_pools),
             _bits(v_pools),
             src,
@@ -41,9 +41,7 @@ def copy_triton(
             num_slots,
             *k_pools.stride()[:4],
             *v_pools.stride()[:4],
-            SLOT_NUMEL=num_kv_heads * head_dim,
-            HEAD_DIM=head_dim,
-            WIDTH=width,
+            **sizes,
             enable_fp_fusion=True,
         )
 
@@ -71,10 +69,10 @@ def _stage(
     outward: bool,
 ) -> None:
     num_layers, _, block_size, num_kv_heads, head_dim = k_pools.shape
-    numel = block_size * num_kv_heads * head_dim
-    width = choose_width(numel)
+    sizes = choose_sizes(block_size, num_kv_heads, head_dim, k_pools.element_size())
+    parts = triton.cdiv(block_size * num_kv_heads, sizes["ROWS"])
     with device_guard(k_pools.device):
-        stage_kernel[(blocks.shape[0], num_layers, triton.cdiv(numel, width))](
+        stage_kernel[(blocks.shape[0], num_layers, parts)](
             _bits(k_pools),
             _bits(v_pools),
             _bits(staging),
@@ -82,18 +80,27 @@ def _stage(
             num_layers,
             *k_pools.stride()[:4],
             *v_pools.stride()[:4],
-            NUMEL=numel,
-            SLOT_NUMEL=num_kv_heads * head_dim,
-            HEAD_DIM=head_dim,
-            WIDTH=width,
+            BLOCK_SIZE=block_size,
+            **sizes,
             OUTWARD=outward,
             enable_fp_fusion=True,
         )
 
 
-def choose_width(numel: int) -> int:
-    """Return the elements that a program moves of a block of `numel`."""
-    return min(MAX_WIDTH, int(triton.next_power_of_2(numel)))
+def choose_sizes(
+    block_size: int, num_kv_heads: int, head_dim: int, element_size: int
+) -> dict[str, int]:
+    """Return the compile-time sizes: a program takes so many rows, each one head of one slot."""
+    dim = int(triton.next_power_of_2(head_dim))
+    num_rows = block_size * num_kv_heads
+    return {
+        "NUM_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "ROWS": min(
+            int(triton.next_power_of_2(num_rows)), max(1, MAX_BYTES // (dim * element_size))
+        ),
+        "DIM": dim,
+    }
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,22 +122,23 @@ def copy_kernel(
     v_by_block,
     v_by_slot,
     v_by_head,
-    SLOT_NUMEL: tl.constexpr,  # Hkv * D
+    NUM_HEADS: tl.constexpr,  # Hkv
     HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,  # of a program; row r is head r % NUM_HEADS of slot r // NUM_HEADS
+    DIM: tl.constexpr,  # HEAD_DIM rounded up to a power of two
 ):
-    """Copy `WIDTH` elements of one block in one layer."""
+    """Copy `ROWS` heads of one block in one layer."""
     copy = tl.program_id(0)
     layer = tl.program_id(1).to(tl.int64)
     source = tl.load(src + copy)
     target = tl.load(dst + copy)
-    element = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    slot = element // SLOT_NUMEL
-    head = element % SLOT_NUMEL // HEAD_DIM
-    dim = element % HEAD_DIM
-    inside = slot < tl.load(num_slots + copy)
-    k_at = layer * k_by_layer + slot * k_by_slot + head * k_by_head + dim
-    v_at = layer * v_by_layer + slot * v_by_slot + head * v_by_head + dim
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    dim = tl.arange(0, DIM)
+    slot = row // NUM_HEADS
+    head = row % NUM_HEADS
+    inside = (slot < tl.load(num_slots + copy))[:, None] & (dim < HEAD_DIM)[None, :]
+    k_at = (layer * k_by_layer + slot * k_by_slot + head * k_by_head)[:, None] + dim[None, :]
+    v_at = (layer * v_by_layer + slot * v_by_slot + head * v_by_head)[:, None] + dim[None, :]
     keys = tl.load(k_pools + source * k_by_block + k_at, mask=inside)
     values = tl.load(v_pools + source * v_by_block + v_at, mask=inside)
     tl.store(k_pools + target * k_by_block + k_at, keys, mask=inside)
@@ -152,27 +160,30 @@ def stage_kernel(
     v_by_block,
     v_by_slot,
     v_by_head,
-    NUMEL: tl.constexpr,  # of a block in one layer: B * Hkv * D
-    SLOT_NUMEL: tl.constexpr,  # Hkv * D
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,  # Hkv
     HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,  # of a program; row r is head r % NUM_HEADS of slot r // NUM_HEADS
+    DIM: tl.constexpr,  # HEAD_DIM rounded up to a power of two
     OUTWARD: tl.constexpr,  # from the pools to the buffer
 ):
-    """Copy `WIDTH` elements of one block in one layer between the pools and the buffer."""
+    """Copy `ROWS` heads of one block in one layer between the pools and the buffer."""
     place = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1).to(tl.int64)
     block = tl.load(blocks + place)
-    element = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    inside = element < NUMEL
-    slot = element // SLOT_NUMEL
-    head = element % SLOT_NUMEL // HEAD_DIM
-    dim = element % HEAD_DIM
-    k_at = k_pools + layer * k_by_layer + block * k_by_block
-    v_at = v_pools + layer * v_by_layer + block * v_by_block
-    k_at += slot * k_by_slot + head * k_by_head + dim
-    v_at += slot * v_by_slot + head * v_by_head + dim
-    k_staged = staging + (place * 2 * num_layers + layer) * NUMEL + element
-    v_staged = staging + ((place * 2 + 1) * num_layers + layer) * NUMEL + element
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    dim = tl.arange(0, DIM)
+    inside = (row < BLOCK_SIZE * NUM_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+    slot = row // NUM_HEADS
+    head = row % NUM_HEADS
+    k_at = k_pools + layer * k_by_layer + block * k_by_block + dim[None, :]
+    v_at = v_pools + layer * v_by_layer + block * v_by_block + dim[None, :]
+    k_at += (slot * k_by_slot + head * k_by_head)[:, None]
+    v_at += (slot * v_by_slot + head * v_by_head)[:, None]
+    numel = BLOCK_SIZE * NUM_HEADS * HEAD_DIM  # of a block in one layer
+    within = (row * HEAD_DIM)[:, None] + dim[None, :]
+    k_staged = staging + (place * 2 * num_layers + layer) * numel + within
+    v_staged = staging + ((place * 2 + 1) * num_layers + layer) * numel + within
     if OUTWARD:
         tl.store(k_staged, tl.load(k_at, mask=inside), mask=inside)
         tl.store(v_staged, tl.load(v_at, mask=inside), mask=inside)
@@ -184,13 +195,8 @@ def stage_kernel(
 def shipped() -> Iterator[Variant]:
     """Iterate over what launches choose for blocks of 16 slots with 8 key heads."""
     for name in ("bf16", "i8"):
-        for head_dim in (64, 80, 128, 256):
-            numel = 16 * 8 * head_dim
-            sizes = {
-                "SLOT_NUMEL": 8 * head_dim,
-                "HEAD_DIM": head_dim,
-                "WIDTH": choose_width(numel),
-            }
+        for head_dim in (80, 128):
+            sizes = choose_sizes(16, 8, head_dim, 2 if name == "bf16" else 1)
             pools = dict.fromkeys(("k_pools", "v_pools"), f"*{name}")
             ids = dict.fromkeys(("src", "dst", "num_slots"), "*i64")
             label = f"{name}, D {head_dim}"
@@ -200,7 +206,7 @@ def shipped() -> Iterator[Variant]:
                     stage_kernel,
                     f"{label}, {'gather' if outward else 'scatter'}",
                     {**pools, "staging": f"*{name}", "blocks": "*i64"},
-                    {**sizes, "NUMEL": numel, "OUTWARD": outward},
+                    {**sizes, "BLOCK_SIZE": 16, "OUTWARD": outward},
                     loose=frozenset({"num_layers"}),
                     wide_loads=True,
                 )

@@ -125,7 +125,7 @@ def silu_and_mul_kernel(
 
 def shipped() -> Iterator[Variant]:
     """Iterate over what launches choose for the widths of usual models."""
-    for dim in (576, 2048, 4096, 8192):
+    for dim in (576, 4096, 8192):
         width = int(triton.next_power_of_2(dim))
         for residual in (None, "*bf16"):
             names = (

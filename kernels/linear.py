@@ -1,11 +1,11 @@
 """Matrix product of token rows with a weight, the same bits for a row in any batch.
 
 Owns: the shapes that keep the product row-invariant.  Does not know: layers or models.
-Idea: libraries choose their inner loops by the number of rows, and the last bits of a result follow.
-On a GPU the product is a kernel of ours with one tile for all.  On a CPU the library is kept to one
-loop: for float32 the rows come in eights, where one loop serves all row counts; for 16-bit numbers
-only a lone row takes a loop of its own, so it gets a companion.  docs/decisions/ has the
-measurements.
+Idea: libraries choose their inner loops by the number of rows, and the last bits of a result
+follow.  On a GPU the product is a kernel of ours with one tile for all.  On a CPU the library is
+kept to one loop: for float32 the rows come in eights, where one loop serves all row counts; for
+16-bit numbers only a lone row takes a loop of its own, so it gets a companion.  docs/decisions/ has
+the measurements.
 """
 
 from __future__ import annotations

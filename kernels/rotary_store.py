@@ -81,7 +81,7 @@ def rotary_store_kv(
         check_unit_stride(name, weight)
     shape = (num_tokens, num_heads, head_dim)
     if choose_backend(qkv.device, backend) == "torch":
-        q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), 1)
+        q, k, v = (qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:])
         if norms is not None:
             q, k = _normed(q, norms[0], eps), _normed(k, norms[1], eps)
         k = rotary(k, cos, sin, interleaved=interleaved, backend="torch")

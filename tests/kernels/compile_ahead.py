@@ -1,82 +1,208 @@
-"""Compile the kernels for GPUs that are not here, and print what came out.
+"""Compile every shipped kernel for GPUs that are not here, and read what came out of the binary.
 
-A child process of test_triton_interpreter.py: with TRITON_INTERPRET set nothing compiles.  Covers
-bfloat16 at head sizes 64 and 128 on sm_80 and sm_90, with the sizes that a launch would choose.
+    python -m tests.kernels.compile_ahead [--targets sm_90 …] [--kernels linear …] [--first]
+                                          [--json FILE] [--docs docs/kernels.md]
+
+Owns: the targets, the readings and the claims about them; the exit status is 1 where a claim fails.
+Does not know: any kernel; whatever module of `kernels` offers `shipped()` is compiled.
+Idea: registers, spills, shared memory and the instructions that make a kernel fast are facts of the
+compiler's output, and that needs no GPU.  It does need a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
-from typing import Any
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels._copy_triton import copy_kernel
-from kernels._extend_triton import choose_sizes, extend_kernel
-from kernels._store_triton import store_kernel
+import kernels
+from kernels.variant import Variant
+from tests.kernels.ahead_table import Reading, condensed, full_table, replace_table
 
-POINTERS = {
-    **dict.fromkeys(("q", "out", "k", "v", "k_pool", "v_pool", "k_pools", "v_pools"), "*bf16"),
-    **dict.fromkeys(("block_table", "seq_lens", "q_start"), "*i32"),
-    **dict.fromkeys(("slot_mapping", "src", "dst", "num_slots"), "*i64"),
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Target(NamedTuple):
+    """A chip.  Shared memory is what one program may have at most, in bytes."""
+
+    gpu: GPUTarget
+    shared_limit: int
+    matrix: str  # a pattern of the instructions that multiply tiles
+    wide: str  # and of those that read 16 bytes a thread, or whole tiles
+
+
+NVIDIA_WIDE = r"LDG(STS)?\S*\.128|UTMALDG|UBLKCP"
+TARGETS = {
+    "sm_80": Target(GPUTarget("cuda", 80, 32), 163 << 10, r"HMMA", NVIDIA_WIDE),
+    "sm_90": Target(GPUTarget("cuda", 90, 32), 227 << 10, r"[HQ]GMMA", NVIDIA_WIDE),
+    "sm_100": Target(GPUTarget("cuda", 100, 32), 227 << 10, r"UTC\w*MMA", NVIDIA_WIDE),
+    "gfx942": Target(
+        GPUTarget("hip", "gfx942", 64), 64 << 10, r"v_mfma", r"(global|buffer)_load_dwordx4"
+    ),
 }
 
 
-def build(kernel: Any, arch: int, constants: dict[str, int], **options: int) -> None:
+class Task(NamedTuple):
+    """One variant for one target, named so that another process finds it."""
+
+    module: str
+    place: int
+    target: str
+
+
+def all_shipped() -> Iterator[tuple[str, int, Variant]]:
+    """Iterate over every variant, with its module and its place there."""
+    for found in pkgutil.iter_modules(kernels.__path__):
+        if found.name.endswith("_triton"):
+            module = importlib.import_module(f"kernels.{found.name}")
+            for place, variant in enumerate(module.shipped()):
+                yield module.__name__, place, variant
+
+
+def tasks(targets: list[str], names: list[str], *, first: bool) -> Iterator[Task]:
+    """Iterate over what to compile; `first` keeps one variant of each kernel for each target."""
+    seen = set()
+    for module, place, variant in all_shipped():
+        kernel = variant.kernel.__name__
+        if names and not any(name in kernel for name in names):
+            continue
+        for target in targets:
+            if variant.targets is not None and target not in variant.targets:
+                continue
+            if first and (kernel, target) in seen:
+                continue
+            seen.add((kernel, target))
+            yield Task(module, place, target)
+
+
+def source_of(variant: Variant) -> ASTSource:
+    """Describe a variant as a launch with the usual strides would."""
+    names = list(variant.kernel.arg_names)
+    unknown = {*variant.types, *variant.constants, *variant.loose} - set(names)
+    assert not unknown, f"{variant.kernel.__name__} has no arguments {unknown}"
     signature = {
-        name: "constexpr"
-        if name in constants
-        else POINTERS.get(name, "fp32" if name == "score_scale" else "i32")
-        for name in kernel.arg_names
+        name: "constexpr" if name in variant.constants else variant.types.get(name, "i32")
+        for name in names
     }
-    # as a launch finds it for the usual shapes: pointers and strides are multiples of 16
     divisible = {
-        (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(kernel.arg_names)
-        if name in POINTERS or ("_by_" in name and not name.endswith("dim"))
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(names)
+        if name not in variant.loose and signature[name] not in ("constexpr", "fp32")
     }
-    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=divisible)
-    options["enable_fp_fusion"] = True
-    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    print(
-        json.dumps(
-            {
-                "kernel": kernel.__name__,
-                "arch": arch,
-                "shared_bytes": built.metadata.shared,
-                "tensor_cores": "mma" in built.asm["ptx"],
-            }
-        )
+    return ASTSource(
+        variant.kernel, signature=signature, constexprs=dict(variant.constants), attrs=divisible
     )
 
 
-def main() -> None:
-    for arch in (80, 90):
-        for head_dim in (64, 128):
-            sizes = choose_sizes(torch.bfloat16, head_dim, group=3)
-            constants = {
-                "GROUP": 3,
-                "HEAD_DIM": head_dim,
-                "DIM": head_dim,
-                "BLOCK_SIZE": 16,
-                "TOKENS": sizes.rows // 3,
-                "ROWS": sizes.rows,
-                "KEYS": sizes.keys,
-            }
-            build(
-                extend_kernel,
-                arch,
-                constants,
-                num_warps=sizes.num_warps,
-                num_stages=sizes.num_stages,
-            )
-        store = {"NUMEL": 192, "HEAD_DIM": 64, "BLOCK_SIZE": 16, "WIDTH": 256}
-        build(store_kernel, arch, store)
-        build(copy_kernel, arch, {"SLOT_NUMEL": 192, "HEAD_DIM": 64, "WIDTH": 1024})
+def compile_and_read(task: Task) -> Reading:
+    """Compile one variant for one target and hold it to its claims."""
+    shipped = list(importlib.import_module(task.module).shipped())
+    variant, target = shipped[task.place], TARGETS[task.target]
+    options = {
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        "enable_fp_fusion": True,
+    }
+    built = triton.compile(source_of(variant), target=target.gpu, options=options)
+    read = read_nvidia if target.gpu.backend == "cuda" else read_amd
+    registers, spills, text = read(built)
+    reading = Reading(
+        kernel=variant.kernel.__name__,
+        label=variant.label,
+        target=task.target,
+        warps=variant.num_warps,
+        registers=registers,
+        spills=spills,
+        shared_bytes=built.metadata.shared,
+        matrix_instructions=len(re.findall(target.matrix, text)),
+        wide_loads=len(re.findall(target.wide, text)),
+        broken=(),
+    )
+    return reading._replace(broken=tuple(broken_claims(variant, target, reading)))
+
+
+def broken_claims(variant: Variant, target: Target, reading: Reading) -> Iterator[str]:
+    """Iterate over what a shipped kernel must be and this one is not."""
+    if reading.spills:
+        yield f"{reading.spills} spills"
+    if reading.shared_bytes > target.shared_limit:
+        yield f"{reading.shared_bytes} bytes of shared memory, the chip has {target.shared_limit}"
+    if variant.matrix and not reading.matrix_instructions:
+        yield "no matrix instructions"
+    if variant.wide_loads and not reading.wide_loads:
+        yield "no 16-byte loads"
+
+
+def read_nvidia(built: Any) -> tuple[int, int, str]:
+    """Return registers, spill instructions and the disassembly."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        text = tool("nvdisasm", "-c", file.name)
+        usage = tool("cuobjdump", "-res-usage", file.name)
+    registers = re.search(r"REG:(\d+)", usage)
+    local = re.search(r"LOCAL:(\d+)", usage)
+    assert registers, usage
+    assert local, usage
+    spills = len(re.findall(r"\b(?:LDL|STL)\b", text))
+    return int(registers[1]), max(spills, int(local[1])), text
+
+
+def tool(name: str, *arguments: str) -> str:
+    """Run one of the disassemblers that come with Triton."""
+    run = subprocess.run([TOOLS / name, *arguments], capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def read_amd(built: Any) -> tuple[int, int, str]:
+    """Return registers of both kinds, spilled registers and the assembly."""
+    text = built.asm["amdgcn"]
+
+    def field(name: str) -> int:
+        found = re.search(rf"\.{name}:\s+(\d+)", text)
+        assert found, name
+        return int(found[1])
+
+    spills = field("vgpr_spill_count") + field("sgpr_spill_count")
+    return field("vgpr_count"), spills, text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--kernels", nargs="*", default=[], help="parts of kernels' names")
+    parser.add_argument("--first", action="store_true", help="one variant of each kernel")
+    parser.add_argument("--json", type=Path, help="write every reading here")
+    parser.add_argument("--docs", type=Path, help="replace the table of this page")
+    asked = parser.parse_args()
+    if os.environ.get("TRITON_INTERPRET", "0") == "1":
+        parser.error("nothing compiles with TRITON_INTERPRET=1: unset it")
+    work = list(tasks(asked.targets, asked.kernels, first=asked.first))
+    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
+        readings = list(pool.map(compile_and_read, work))
+    if asked.json:
+        asked.json.write_text(json.dumps([r._asdict() for r in readings], indent=1) + "\n")
+    if asked.docs:
+        replace_table(asked.docs, condensed(readings, triton.__version__))
+    print(full_table(readings))
+    broken = [r for r in readings if r.broken]
+    print(f"{len(readings)} kernels compiled, {len(broken)} break a claim")
+    return 1 if broken or not readings else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
