@@ -127,7 +127,7 @@ def find_threshold(
     found = tl.full((), 0, tl.uint32)
     choice = tl.arange(0, 16).to(tl.uint32)
     shift = tl.full((), 32, tl.uint32)
-    for _ in range(0, 8):
+    for _ in range(8):
         shift -= 4
         candidates = found | (choice << shift)
         reached = tl.full((16,), 0.0, tl.float32)

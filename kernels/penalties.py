@@ -37,7 +37,8 @@ def penalise(
     token_ids   [n] int32       ids of all rows, end to end; distinct within a row
     counts      [n] int32       how often each came before, at least 1
     start       [R + 1] int32   row r owns start[r] to start[r + 1] of the two
-    repetition  [R] float32     above 0; positive logits are divided by it, others multiplied; 1: none
+    repetition  [R] float32     above 0, positive logits are divided by it, others multiplied;
+                                1: none
     frequency   [R] float32     taken off once for each time;  0: none
     presence    [R] float32     taken off once;  0: none
 
