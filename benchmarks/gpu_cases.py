@@ -233,8 +233,8 @@ def move_calls(device: torch.device, name: str, num_tokens: int) -> list[Call]:
     return [partial(kernels.rotary_store_kv, qkv, cos, sin, k_pool, v_pool, slots)]
 
 
-def all_cases() -> list[Case]:
-    """Return every case, the ones with goals first."""
+def attention_cases() -> list[Case]:
+    """Return the cases of attention."""
 
     def decode(batch: int, seq_len: int, **options: int) -> Work:
         return attention_work([1] * batch, [seq_len] * batch, HEADS, **options)
@@ -289,6 +289,12 @@ def all_cases() -> list[Case]:
             partial(cascade_calls, batch=64, prefix=512, own=128),
             partial(shared_decode_calls, batch=64, prefix=512, own=128),
         ),
+    ]
+
+
+def row_cases() -> list[Case]:
+    """Return the cases of everything around attention."""
+    return [
         *(
             Case(
                 f"{name} 16k tokens", work, partial(move_calls, name=name, num_tokens=16384), goal=g
@@ -318,3 +324,8 @@ def all_cases() -> list[Case]:
             for rows in (1, 64, 8192)
         ),
     ]
+
+
+def all_cases() -> list[Case]:
+    """Return every case."""
+    return attention_cases() + row_cases()

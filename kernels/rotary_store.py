@@ -57,29 +57,9 @@ def rotary_store_kv(
     The same arithmetic as `rms_norm`, `rotary` and `store_kv` one after the other.  Cost: one pass
     over qkv on Triton; on torch that of the three.
     """
-    check_pools("k_pool", k_pool, "v_pool", v_pool)
-    check_shape("k_pool", k_pool, ("N", "B", "Hkv", "D"))
-    num_kv_heads, head_dim = k_pool.shape[2:]
-    check_shape("qkv", qkv, ("T", "H + 2Hkv", head_dim))
-    num_tokens, num_heads = qkv.shape[0], qkv.shape[1] - 2 * num_kv_heads
-    if num_heads < 1:
-        raise ValueError(
-            f"qkv has {qkv.shape[1]} heads, expected more than 2 * {num_kv_heads} of the pools"
-        )
-    quantised = k_pool.dtype in QUANTISED_DTYPES
-    check_dtype("qkv", qkv, FLOAT_DTYPES if quantised else (k_pool.dtype,))
-    check_device("qkv", qkv, k_pool.device)
-    check_unit_stride("qkv", qkv)
-    check_angles(num_tokens, head_dim, cos, sin, qkv.device)
-    check_scales(k_pool, k_scale, v_scale)
-    check_index("slot_mapping", slot_mapping, num_tokens, torch.int64, qkv.device)
-    check_ids("slot_mapping", slot_mapping, -(2**62), k_pool.shape[0] * k_pool.shape[1])
-    for name, weight in zip(("norms[0]", "norms[1]"), norms or (), strict=False):
-        check_shape(name, weight, (head_dim,))
-        check_dtype(name, weight, (qkv.dtype,))
-        check_device(name, weight, qkv.device)
-        check_unit_stride(name, weight)
-    shape = (num_tokens, num_heads, head_dim)
+    shape = _check(qkv, cos, sin, k_pool, v_pool, slot_mapping, norms, k_scale, v_scale)
+    num_tokens, num_heads, _ = shape
+    num_kv_heads = k_pool.shape[2]
     if choose_backend(qkv.device, backend) == "torch":
         q, k, v = (qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:])
         if norms is not None:
@@ -112,6 +92,43 @@ def rotary_store_kv(
             interleaved=interleaved,
         )
     return out
+
+
+def _check(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> tuple[int, int, int]:
+    """Raise for arguments that do not fit together; return the shape of the queries."""
+    check_pools("k_pool", k_pool, "v_pool", v_pool)
+    check_shape("k_pool", k_pool, ("N", "B", "Hkv", "D"))
+    num_kv_heads, head_dim = k_pool.shape[2:]
+    check_shape("qkv", qkv, ("T", "H + 2Hkv", head_dim))
+    num_tokens, num_heads = qkv.shape[0], qkv.shape[1] - 2 * num_kv_heads
+    if num_heads < 1:
+        raise ValueError(
+            f"qkv has {qkv.shape[1]} heads, expected more than 2 * {num_kv_heads} of the pools"
+        )
+    quantised = k_pool.dtype in QUANTISED_DTYPES
+    check_dtype("qkv", qkv, FLOAT_DTYPES if quantised else (k_pool.dtype,))
+    check_device("qkv", qkv, k_pool.device)
+    check_unit_stride("qkv", qkv)
+    check_angles(num_tokens, head_dim, cos, sin, qkv.device)
+    check_scales(k_pool, k_scale, v_scale)
+    check_index("slot_mapping", slot_mapping, num_tokens, torch.int64, qkv.device)
+    check_ids("slot_mapping", slot_mapping, -(2**62), k_pool.shape[0] * k_pool.shape[1])
+    for name, weight in zip(("norms[0]", "norms[1]"), norms or (), strict=False):
+        check_shape(name, weight, (head_dim,))
+        check_dtype(name, weight, (qkv.dtype,))
+        check_device(name, weight, qkv.device)
+        check_unit_stride(name, weight)
+    return num_tokens, num_heads, head_dim
 
 
 def _normed(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
