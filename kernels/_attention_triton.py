@@ -77,12 +77,15 @@ def choose_sizes(target: str, dtype: torch.dtype, head_dim: int, group: int) -> 
     """
     newer = target in ("sm_90", "sm_100")
     if dtype == torch.float32:
-        if head_dim <= (128 if newer else 64):
+        if head_dim <= 64:
             sizes = Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=2)
         else:
-            sizes = Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=2)
+            stages = 2 if newer else 1
+            sizes = Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=stages)
     elif newer and head_dim <= 128:
-        sizes = Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=3, widening=2)
+        # a group that is no power of two is divided by, which takes registers
+        stages = 3 if group == triton.next_power_of_2(group) else 2
+        sizes = Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=stages, widening=2)
     elif newer:
         sizes = Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2)
     elif head_dim <= 128:

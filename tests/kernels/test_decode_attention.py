@@ -67,6 +67,13 @@ def family(
     return members
 
 
+class PoisonedScratch(Scratch):
+    """Partial results that nobody wrote are NaN."""
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        return super().take(name, *shape).fill_(float("nan"))
+
+
 def poisoned(step: Step) -> torch.Tensor:
     return torch.full_like(step.q, float("nan"))
 
@@ -79,12 +86,14 @@ def extended(step: Step, backend: str, **options: object) -> torch.Tensor:
 
 def decoded(step: Step, backend: str, **options: object) -> torch.Tensor:
     out = poisoned(step)
+    options.setdefault("scratch", PoisonedScratch(step.q.device))
     step.run(decode_attention, scale=SCALE, backend=backend, out=out, **options)
     return out
 
 
 def cascaded(step: Step, prefixes: SharedPrefixes, backend: str, **options: object) -> torch.Tensor:
     out = poisoned(step)
+    options.setdefault("scratch", PoisonedScratch(step.q.device))
     tables = (step.k_pool, step.v_pool, step.block_table, step.seq_lens, step.q_start)
     shared_prefix_attention(
         step.q, *tables, prefixes, scale=SCALE, backend=backend, out=out, **options
@@ -194,7 +203,7 @@ def test_a_plan_and_its_scratch_serve_every_layer(backend: str, generator: torch
     step.block_table[1:, :16] = step.block_table[0, :16]
     prefixes = SharedPrefixes.of([([0, 1, 2], 64)])
     tables = (step.k_pool, step.block_table, step.seq_lens, step.q_start)
-    scratch = Scratch(torch.device("cpu"))
+    scratch = PoisonedScratch(torch.device("cpu"))
     sizes = {"num_heads": NUM_HEADS, "num_tokens": 3, "backend": backend, "scratch": scratch}
     with small_splits():
         expected = extended(step, backend)
@@ -255,6 +264,24 @@ def test_the_shipped_sizes_agree_across_splits(
     expected = extended(build_step([suffix], generator), backend)
     got = decoded(build_step([suffix.last(2)], generator, block_size=64), backend)
     assert torch.equal(got, expected[-2:])
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+def test_every_head_size_matches_the_reference_on_every_list(
+    backend: str, head_dim: int, generator: torch.Generator
+) -> None:
+    heads = (1, 8 if head_dim == 128 else 2, head_dim)
+    first = random_suffix(generator, 3, 520, heads=heads, dtype=torch.bfloat16)
+    second = random_suffix(generator, 1, 515, heads=heads, dtype=torch.bfloat16)
+    second.k[:512], second.v[:512] = first.k[:512], first.v[:512]
+    step = build_step([first, second], generator, block_size=256)
+    step.block_table[1, :2] = step.block_table[0, :2]
+    got = extended(step, backend)
+    outputs = [dense_attention(suffix, SCALE) for suffix in (first, second)]
+    assert torch.allclose(got.double(), torch.cat(outputs), rtol=0, atol=1.6e-2)
+    assert torch.equal(decoded(step, backend), got)
+    prefixes = SharedPrefixes.of([([0, 1], 512)])
+    assert torch.equal(cascaded(step, prefixes, backend), got)
 
 
 def test_wide_and_narrow_tiles_give_a_warp_the_same_rows_and_instructions(
