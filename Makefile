@@ -7,12 +7,12 @@ MODEL  ?= smollm2-135m-instruct
 ARGS   ?=
 PYTEST ?=
 
-.PHONY: help setup run test stress lint format clean
+.PHONY: help setup run test stress kernels lint format clean
 
 help:
 	@echo "make run [PORT=8000] [MODEL=…] [ARGS='…']   set up, fetch the model, serve it"
 	@echo "make test [PYTEST='…']                      set up, fetch the model, run every test"
-	@echo "make stress | lint | format | setup | clean"
+	@echo "make stress | kernels | lint | format | setup | clean"
 
 setup: $(VENV)/.installed
 
@@ -33,6 +33,10 @@ test: setup
 stress: setup
 	$(BIN)/radixcache pull
 	RADIXCACHE_STRESS=1 $(BIN)/python -m pytest tests/core tests/runtime $(PYTEST)
+
+# Every kernel for every GPU that is shipped for, compiled without one; minutes.
+kernels: setup
+	$(BIN)/python -m tests.kernels.compile_ahead --docs docs/kernels.md
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -44,11 +44,20 @@ def test_the_contract_suite_passes_in_the_interpreter() -> None:
 
 
 def test_the_kernels_compile_for_gpus_nobody_has_here(tmp_path: Path) -> None:
-    run = child("-m", "tests.kernels.compile_ahead", TRITON_CACHE_DIR=str(tmp_path))
+    # `make kernels` compiles every variant for every target; one of each will do here
+    run = child(
+        "-m",
+        "tests.kernels.compile_ahead",
+        "--first",
+        *("--targets", "sm_90"),
+        *("--json", str(tmp_path / "readings.json")),
+        TRITON_CACHE_DIR=str(tmp_path),
+    )
     assert run.returncode == 0, run.stdout + run.stderr
-    built = [json.loads(line) for line in run.stdout.splitlines()]
-    assert {b["arch"] for b in built} == {80, 90}
-    assert {b["kernel"] for b in built} == {"extend_kernel", "store_kernel", "copy_kernel"}
-    for b in built:
-        assert b["shared_bytes"] <= {80: 163, 90: 227}[b["arch"]] * 1024, b
-        assert b["tensor_cores"] == (b["kernel"] == "extend_kernel"), b
+    readings = json.loads((tmp_path / "readings.json").read_text())
+    assert len(readings) >= 12
+    compiled = {r["kernel"] for r in readings}
+    assert {"linear_kernel", "store_kernel", "copy_kernel", "sample_kernel"} <= compiled
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    documented = set(re.findall(r"^\| `(\w+_kernel)` \|", page, re.MULTILINE))
+    assert documented == compiled, "run make kernels"
