@@ -24,7 +24,7 @@ from kernels.variant import FLOAT8_TARGETS, Variant
 Scales: TypeAlias = Literal["none", "head", "slot"]
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 192, 256)
-TARGETS: Final = ("sm_80", "sm_90", "sm_100", "gfx942")
+TARGETS: Final = ("sm_80", "sm_90")  # where nothing spills; elsewhere the kernels only compile
 OPTIONAL: Final = ("lse", "sinks", "tree_mask", "k_scale", "v_scale")
 LOOSE: Final = frozenset({"window", "num_rows", "num_heads", "scale_by_slot", "table_by_sequence"})
 SPLIT: Final = 512  # keys; a multiple of every key tile
