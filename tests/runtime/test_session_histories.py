@@ -206,5 +206,5 @@ class SessionHistories(RuleBasedStateMachine):
         self.bench.check_idle()
 
 
-TestSessionHistories = SessionHistories.TestCase
-TestSessionHistories.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+class TestSessionHistories(SessionHistories.TestCase):
+    settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
