@@ -1,15 +1,15 @@
 """Rotary frequencies, scaled as a model asks.
 
-Owns: the formulae.  Does not know: tensors of a model, kernels.
+Owns: which scaling a model's configuration means.  Does not know: the formulae, which the kernels
+have; tensors of a model.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from runtime.models.config import ModelConfig, RopeScaling
+from kernels.rotary_scaling import rotary_frequencies, scale_linear, scale_llama3
+from runtime.models.config import ModelConfig
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
@@ -17,24 +17,18 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
 
     returns  [head_dim / 2] float64
     """
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    freq = 1.0 / config.rope_theta**half
+    freq = rotary_frequencies(config.head_dim, theta=config.rope_theta)
     if config.rope_freq_factors is not None:
         freq = freq / torch.tensor(config.rope_freq_factors, dtype=torch.float64)
     scaling = config.rope_scaling
     if scaling is None:
         return freq
     if scaling.kind == "linear":
-        return freq / scaling.factor
-    return _llama3(freq, scaling)
-
-
-def _llama3(freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Slow down waves longer than the trained context, keep short ones, blend between.
-
-    Source: Llama 3.1 model card.
-    """
-    wavelengths_per_context = scaling.original_max_len * freq / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((wavelengths_per_context - low) / (high - low)).clamp(0, 1)
-    return freq * (keep + (1 - keep) / scaling.factor)
+        return scale_linear(freq, factor=scaling.factor)
+    return scale_llama3(
+        freq,
+        factor=scaling.factor,
+        low_freq_factor=scaling.low_freq_factor,
+        high_freq_factor=scaling.high_freq_factor,
+        original_max_len=scaling.original_max_len,
+    )

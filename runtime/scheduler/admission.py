@@ -79,6 +79,8 @@ class Admission:
         what many ask for at once is computed once.  One that its namespace's quota keeps out lets
         others pass, too; one for which the pool is too full does not, or it would starve.
         """
+        if len(running) >= self._config.max_running:
+            return  # or a full batch would pay for an order that nobody is admitted by
         for sequence in self._proposed():
             if len(running) + sequence.num_branches > self._config.max_running:
                 return

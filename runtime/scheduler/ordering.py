@@ -69,16 +69,19 @@ class DepthFirst(FirstCome):
         self._last: Waiting | None = None
 
     def arranged(self, waiting: Sequence[Waiting], cached_len: CachedLen) -> Iterator[Waiting]:
-        """Yield them one by one; n matches, and n comparisons with the last admitted for each."""
-        left = {sequence.arrival: (sequence, cached_len(sequence)) for sequence in waiting}
-
-        def gain(arrival: int) -> tuple[int, int, int]:
-            sequence, num_cached = left[arrival]
-            num_shared = self._num_shared(sequence)
-            return max(num_cached, num_shared), num_shared, -arrival
-
+        """Yield them one by one; n matches, and n comparisons for each that is admitted."""
+        left = [(sequence, cached_len(sequence)) for sequence in waiting]
         while left:
-            yield left.pop(max(left, key=gain))[0]
+            last = self._last
+            left.sort(key=self._gain)
+            while left and self._last is last:  # the order is another once one was admitted
+                yield left.pop()[0]
+
+    def _gain(self, pair: tuple[Waiting, int]) -> tuple[int, int, int]:
+        """What a sequence will find cached, how much it shares with the last, how early it came."""
+        sequence, num_cached = pair
+        num_shared = self._num_shared(sequence)
+        return max(num_cached, num_shared), num_shared, -sequence.arrival
 
     def admitted(self, sequence: Waiting) -> None:
         """Go on beside this one."""

@@ -44,6 +44,9 @@ WORKER_THREADS = 8
 """Threads that render and tokenize, instead of anyio's 40: the tokenizer keeps caches of some
 megabytes for each thread, and more threads than cores gain nothing."""
 
+_ANSWERED = (RuntimeFault, CacheError, msgspec.ValidationError, HTTPException, Exception)
+"""Errors that are told as `server/errors.py` has it."""
+
 
 def create_app(
     runtime: Runtime,
@@ -94,14 +97,8 @@ def create_app(
 
     app = Starlette(
         routes=[Route("/openapi.json", openapi), *routes_of(endpoints)],
-        exception_handlers={
-            RuntimeFault: answer_error,
-            CacheError: answer_error,
-            msgspec.ValidationError: answer_error,
-            HTTPException: answer_error,
-            ClientDisconnect: _answer_nobody,
-            Exception: answer_error,
-        },
+        exception_handlers=dict.fromkeys(_ANSWERED, answer_error)
+        | {ClientDisconnect: _answer_nobody},
         middleware=[Middleware(Gate, served=served, tenants=tenants, tracer=tracer)],
         lifespan=lifespan,
     )

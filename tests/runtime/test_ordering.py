@@ -194,3 +194,20 @@ def test_cache_aware_orderings_raise_the_hits_of_mixed_templates(seed: int):
 def test_a_wrong_setting_is_refused_by_name(setting: dict[str, object]):
     with pytest.raises(InvalidSetting, match=next(iter(setting))):
         EngineConfig(max_len=8, **setting)
+
+
+@pytest.mark.parametrize("ordering", sorted(ORDERINGS))
+def test_a_full_batch_asks_the_cache_of_nobody_that_waits(ordering: str, monkeypatch):
+    bench = one_by_one(ordering)
+    bench.submit("a", [1, 2, 3], max_tokens=5)
+    bench.step()
+    for count in range(5):
+        bench.submit(f"b{count}", [1, 2, 3, count], max_tokens=1)
+    asked = []
+    match_len = bench.cache.match_len
+    monkeypatch.setattr(bench.cache, "match_len", lambda key: asked.append(key) or match_len(key))
+    bench.step()
+    assert bench.reason("a") is None
+    assert asked == []
+    bench.run()
+    assert asked
