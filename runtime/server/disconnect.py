@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
-_BURST = 4  # asyncio warns of each write to a lost connection from the sixth on; headers are one
+_BURST = 3  # asyncio warns of each write to a lost connection from the fifth on; an end is two
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -71,7 +71,7 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         async with aclosing(self.events):
-            num_sent = 0
+            num_sent = 1
             async for event in self.events:
                 body = event if self._is_framed else b"data: " + event + b"\n\n"
                 await send({"type": "http.response.body", "body": body, "more_body": True})
