@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import torch
 
@@ -21,6 +21,22 @@ BACKEND_VARIABLE: Final = "RADIXCACHE_KERNELS"
 DEBUG_VARIABLE: Final = "RADIXCACHE_KERNELS_DEBUG"
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 QUANTISED_DTYPES: Final = (torch.float8_e4m3fn, torch.int8)
+
+
+class Placed(Protocol):
+    """What has a shape, a dtype and a device, as tensors do."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Sizes of its dimensions."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its numbers."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
 
 
 def choose_backend(tensor_device: torch.device, requested: str | None = None) -> Backend:
@@ -56,7 +72,7 @@ def device_guard(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int | str]) -> None:
+def check_shape(name: str, tensor: Placed, expected: Sequence[int | str]) -> None:
     """Raise ValueError unless `tensor` has the `expected` shape; a string stands for any size."""
     shape = tensor.shape
     fits = len(shape) == len(expected)
@@ -68,14 +84,14 @@ def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int | str]) 
         raise ValueError(f"{name} has shape {list(shape)}, expected [{sizes}]")
 
 
-def check_dtype(name: str, tensor: torch.Tensor, allowed: Sequence[torch.dtype]) -> None:
+def check_dtype(name: str, tensor: Placed, allowed: Sequence[torch.dtype]) -> None:
     """Raise TypeError unless the dtype of `tensor` is one of `allowed`."""
     if tensor.dtype not in allowed:
         want = " or ".join(str(dtype) for dtype in allowed)
         raise TypeError(f"{name} has dtype {tensor.dtype}, expected {want}")
 
 
-def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+def check_device(name: str, tensor: Placed, device: torch.device) -> None:
     """Raise ValueError unless `tensor` lives on `device`."""
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}, expected {device}")

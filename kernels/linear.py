@@ -1,15 +1,17 @@
 """Matrix product of token rows with a weight, the same bits for a row in any batch.
 
-Owns: the shapes that keep the product row-invariant.  Does not know: layers or models.
+Owns: the shapes that keep the product row-invariant, and weights laid out for it.  Does not know:
+layers or models.
 Idea: libraries choose their inner loops by the number of rows, and the last bits of a result
 follow.  On a GPU the product is a kernel of ours with one tile for all.  On a CPU the library is
-kept to one loop: for float32 the rows come in eights, where one loop serves all row counts; for
-16-bit numbers only a lone row takes a loop of its own, so it gets a companion.  docs/decisions/ has
-the measurements.
+kept to one loop: for a packed weight, and for 16-bit numbers, only a lone row takes a loop of its
+own, so it gets a companion; for a plain weight in float32 the rows come in eights.  docs/decisions/
+has the measurements.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -25,12 +27,58 @@ from kernels.backend import (
 )
 
 ROW_STEP: Final = 8
-"""Rows of a float32 product on the CPU are padded to a multiple of this."""
+"""Rows of a float32 product with a plain weight on the CPU are padded to a multiple of this."""
+
+PACKED_DTYPES: Final = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A weight in the layout that the CPU's library computes with; made by `pack_weight`.
+
+    packed  opaque
+    shape   (N, K) of the weight that was packed
+    """
+
+    packed: torch.Tensor
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def pack_weight(weight: torch.Tensor, *, backend: str | None = None) -> torch.Tensor | PackedWeight:
+    """Lay a weight out once so that `linear` computes faster with it; keep only what is returned.
+
+    weight   [N, K] float32, bfloat16 or float16
+    returns  a packed copy for the torch backend on a CPU, where the library packs; else the weight
+
+    A packed weight gives other last bits than a plain one, and each gives a row its own in any
+    batch.  Cost: a copy.  Source: oneDNN's blocked weight layouts, through torch's own operators
+    for compiled models (`torch.ops.mkldnn`), which are not public and so are looked for.
+    """
+    check_shape("weight", weight, ("N", "K"))
+    check_dtype("weight", weight, FLOAT_DTYPES)
+    on_torch = choose_backend(weight.device, backend) == "torch"
+    if not (on_torch and weight.device.type == "cpu" and _packs(weight.dtype) and weight.numel()):
+        return weight
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+    return PackedWeight(packed, (weight.shape[0], weight.shape[1]), weight.dtype, weight.device)
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether this torch has the operators, and the CPU the instructions that make it worth it."""
+    names = ("_reorder_linear_weight", "_linear_pointwise")
+    has_library: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not has_library or dtype not in PACKED_DTYPES:
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
     bias: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
@@ -39,15 +87,15 @@ def linear(
     """Multiply rows by a weight: x · weightᵀ + bias.
 
     x        [T, K]
-    weight   [N, K] in x.dtype
+    weight   [N, K] in x.dtype, plain or packed by `pack_weight`
     bias     [N] or None
     out      [T, N] written and returned; allocated when None
     returns  [T, N] in x.dtype; sums in float32
 
     Raises ValueError or TypeError for arguments that do not fit together.  Cost: 2·T·N·K
-    operations; on a CPU T is rounded up to a multiple of 8 in float32, and to 2 in 16 bit; on
-    Triton to a multiple of 64, or 32 in float32.  The torch backend on a GPU is the library's
-    product, which is not row-invariant.
+    operations; on a CPU T is at least 2, and rounded up to a multiple of 8 for a plain weight in
+    float32; on Triton to a multiple of 64, or 32 in float32.  The torch backend on a GPU is the
+    library's product, which is not row-invariant.
     """
     check_shape("x", x, ("T", "K"))
     check_shape("weight", weight, ("N", x.shape[1]))
@@ -63,6 +111,10 @@ def linear(
     if choose_backend(x.device, backend) == "torch":
         result = _linear_torch(x, weight, bias)
         return result if out is None else out.copy_(result)
+    if isinstance(weight, PackedWeight):
+        raise TypeError(
+            "weight is packed for the torch backend: give the triton backend a plain one"
+        )
     if out is None:
         out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     check_dtype("x", x, FLOAT_DTYPES)
@@ -75,9 +127,19 @@ def linear(
     return out
 
 
-def _linear_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _linear_torch(
+    x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
+) -> torch.Tensor:
     rows = x.shape[0]
-    spare = -rows % ROW_STEP if x.dtype == torch.float32 else int(rows == 1)
-    if spare == 0 or x.device.type != "cpu":
-        return functional.linear(x, weight, bias)
-    return functional.linear(functional.pad(x, (0, 0, 0, spare)), weight, bias)[:rows]
+    packed = isinstance(weight, PackedWeight)
+    eights = x.dtype == torch.float32 and not packed
+    spare = -rows % ROW_STEP if eights else int(rows == 1)
+    if spare and x.device.type == "cpu":
+        x = functional.pad(x, (0, 0, 0, spare))
+    if isinstance(weight, PackedWeight):
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, weight.packed, bias, "none", [], ""
+        )
+    else:
+        result = functional.linear(x, weight, bias)
+    return result[:rows]

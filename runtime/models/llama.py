@@ -16,9 +16,11 @@ from torch.nn import functional
 
 from kernels import (
     ExtendPlan,
+    PackedWeight,
     Scratch,
     extend_attention,
     linear,
+    pack_weight,
     plan_extend,
     rms_norm,
     rotary,
@@ -34,20 +36,20 @@ from runtime.models.rope import inverse_frequencies
 
 @dataclass(slots=True)
 class LlamaLayer:
-    """Weights of one layer; q, k, v in one matrix, gate and up in another.
+    """Weights of one layer, packed for `linear`; q, k, v in one matrix, gate and up in another.
 
     qkv      [(H + 2·Hkv)·D, hidden]     gate_up  [2·ffn, hidden]
     out      [hidden, H·D]               down     [hidden, ffn]
     """
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: torch.Tensor | PackedWeight
     qkv_bias: torch.Tensor | None
-    out: torch.Tensor
+    out: torch.Tensor | PackedWeight
     out_bias: torch.Tensor | None
     ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: torch.Tensor | PackedWeight
+    down: torch.Tensor | PackedWeight
 
 
 class LlamaModel:
@@ -78,7 +80,8 @@ class LlamaModel:
                 progress(count)
         self._embedding = weights["model.embed_tokens.weight"]
         self._norm = weights["model.norm.weight"]
-        self._head = self._embedding if config.tie_embeddings else weights["lm_head.weight"]
+        head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+        self._head = pack_weight(weights.pop(head))
         self._layers = [_layer(weights, f"model.layers.{i}.") for i in range(config.num_layers)]
         cos, sin = rotary_table(inverse_frequencies(config), config.max_len)
         self._cos, self._sin = cos.to(device), sin.to(device)
@@ -171,13 +174,19 @@ def _fuse(weights: dict[str, torch.Tensor], name: str) -> None:
 
 
 def _layer(weights: dict[str, torch.Tensor], at: str) -> LlamaLayer:
+    """Take a layer's weights; each matrix goes as its packed copy comes, so that memory does not
+    hold both for all layers."""
+
+    def packed(name: str) -> torch.Tensor | PackedWeight:
+        return pack_weight(weights.pop(f"{at}{name}.weight"))
+
     return LlamaLayer(
         attention_norm=weights[f"{at}input_layernorm.weight"],
-        qkv=weights[f"{at}self_attn.qkv.weight"],
+        qkv=packed("self_attn.qkv"),
         qkv_bias=weights.get(f"{at}self_attn.qkv.bias"),
-        out=weights[f"{at}self_attn.o_proj.weight"],
+        out=packed("self_attn.o_proj"),
         out_bias=weights.get(f"{at}self_attn.o_proj.bias"),
         ffn_norm=weights[f"{at}post_attention_layernorm.weight"],
-        gate_up=weights[f"{at}mlp.gate_up.weight"],
-        down=weights[f"{at}mlp.down_proj.weight"],
+        gate_up=packed("mlp.gate_up"),
+        down=packed("mlp.down_proj"),
     )

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import linear
+from kernels import PackedWeight, linear, pack_weight
 
 SHAPES = [(576, 960), (576, 1536), (1536, 576), (576, 3072), (64, 96), (100, 37)]
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 31, 33, 63)
@@ -16,12 +16,14 @@ COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 31, 33, 63)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("packs", [False, True], ids=["plain", "packed"])
 def test_a_row_has_the_same_bits_whatever_the_batch(
-    dtype: torch.dtype, k: int, n: int, num_threads: int
+    dtype: torch.dtype, k: int, n: int, num_threads: int, packs: bool
 ) -> None:
     generator = torch.Generator().manual_seed(k * n)
     x = torch.randn(64, k, generator=generator).to(dtype)
-    weight = torch.randn(n, k, generator=generator).to(dtype)
+    plain = torch.randn(n, k, generator=generator).to(dtype)
+    weight = pack_weight(plain) if packs else plain
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -79,6 +81,35 @@ def test_a_row_has_its_own_bits_on_each_backend(backend: str, dtype: torch.dtype
         assert torch.equal(part, whole[start : start + count])
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("rows", "k", "n"), [(0, 8, 5), (1, 80, 70), (9, 37, 1), (70, 64, 96)])
+def test_a_packed_weight_gives_the_product_of_the_plain_one(
+    dtype: torch.dtype, rows: int, k: int, n: int
+) -> None:
+    x = torch.full((rows, k + 8), float("nan")).to(dtype)[:, :k]
+    x.copy_(torch.randn(rows, k))
+    plain, bias = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
+    packed = pack_weight(plain)
+    out = torch.full((rows, n), float("nan")).to(dtype)
+    for b in (None, bias):
+        expected = x.double() @ plain.double().T + (0 if b is None else b.double())
+        assert linear(x, packed, b, out=out) is out
+        bound = TOLERANCE[dtype] * k**0.5
+        assert torch.allclose(out.double(), expected, atol=bound, rtol=TOLERANCE[dtype])
+
+
+def test_only_what_the_library_packs_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(6, 8)
+    assert pack_weight(weight.half()).dtype == torch.float16
+    assert isinstance(pack_weight(weight), PackedWeight)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert pack_weight(weight) is weight
+    with pytest.raises(ValueError, match=r"^weight has shape \[6\], expected \[N, K\]"):
+        pack_weight(weight[:, 0])
+    with pytest.raises(TypeError, match=r"^weight has dtype torch\.int32"):
+        pack_weight(weight.int())
+
+
 def test_wrong_operands_are_named() -> None:
     x, weight = torch.zeros(2, 8), torch.zeros(3, 8)
     with pytest.raises(ValueError, match=r"^weight has shape \[3, 7\], expected \[N, 8\]"):
@@ -89,3 +120,17 @@ def test_wrong_operands_are_named() -> None:
         linear(x, weight, torch.zeros(2))
     with pytest.raises(ValueError, match=r"^out has shape \[3, 3\], expected \[2, 3\]"):
         linear(x, weight, out=torch.zeros(3, 3))
+    packed = pack_weight(weight)
+    with pytest.raises(ValueError, match=r"^weight has shape \[3, 8\], expected \[N, 7\]"):
+        linear(x[:, :7], packed)
+    with pytest.raises(TypeError, match=r"^weight has dtype torch\.float32"):
+        linear(x.half(), packed)
+
+
+def test_a_packed_weight_is_refused_by_the_other_backend(backend: str) -> None:
+    packed = pack_weight(torch.zeros(3, 8))
+    if backend == "torch":
+        assert torch.equal(linear(torch.zeros(2, 8), packed, backend=backend), torch.zeros(2, 3))
+    else:
+        with pytest.raises(TypeError, match=r"^weight is packed for the torch backend"):
+            linear(torch.zeros(2, 8), packed, backend=backend)
