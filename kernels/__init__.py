@@ -14,7 +14,7 @@ from kernels.backend import Backend, choose_backend
 from kernels.copy_blocks import copy_blocks, gather_blocks, scatter_blocks
 from kernels.decode_attention import decode_attention, plan_decode
 from kernels.extend_attention import extend_attention, plan_extend
-from kernels.linear import PackedWeight, linear, pack_weight
+from kernels.linear import PackedWeight, RowLayout, linear, pack_weight
 from kernels.merge_state import merge_state
 from kernels.noise import uniform_noise
 from kernels.norm_rope import rms_norm, rotary, rotary_table, silu_and_mul
@@ -33,6 +33,7 @@ __all__ = [
     "Backend",
     "ExtendPlan",
     "PackedWeight",
+    "RowLayout",
     "Scratch",
     "SharedPrefixes",
     "choose_backend",

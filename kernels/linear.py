@@ -6,13 +6,14 @@ Idea: libraries choose their inner loops by the number of rows, and the last bit
 follow.  On a GPU the product is a kernel of ours with one tile for all.  On a CPU the library is
 kept to one loop: for a packed weight, and for 16-bit numbers, only a lone row takes a loop of its
 own, so it gets a companion; for a plain weight in float32 the rows come in eights.  docs/decisions/
-has the measurements.
+has the measurements.  Where another machine's library behaves otherwise, kernels/row_check.py says
+so and finds a layout further down the list that holds there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -26,8 +27,31 @@ from kernels.backend import (
     choose_backend,
 )
 
-ROW_STEP: Final = 8
-"""Rows of a float32 product with a plain weight on the CPU are padded to a multiple of this."""
+
+class RowLayout(NamedTuple):
+    """How the rows of a product on the CPU are laid out for the library.
+
+    step   rows of a product are padded to a multiple of this
+    least  and to at least so many
+    most   rows of one product, more are computed in several; None: all in one
+    """
+
+    step: int = 1
+    least: int = 1
+    most: int | None = None
+
+    def padded(self, num_rows: int) -> int:
+        """Return how many rows a product of so many takes."""
+        return max(self.least, -(-num_rows // self.step) * self.step) if num_rows else 0
+
+
+_SLOWER: Final = (
+    RowLayout(64),
+    RowLayout(64, most=64),  # one shape for all products
+    RowLayout(most=1),  # not even a neighbour; reads the weight once a row
+)
+_IN_PAIRS: Final = (RowLayout(least=2), RowLayout(8), *_SLOWER)
+_IN_EIGHTS: Final = (RowLayout(8), RowLayout(16), *_SLOWER)
 
 PACKED_DTYPES: Final = (torch.float32, torch.bfloat16)
 
@@ -76,12 +100,22 @@ def _packs(dtype: torch.dtype) -> bool:
     return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
+def row_layouts(weight: torch.Tensor | PackedWeight) -> tuple[RowLayout, ...]:
+    """Return the layouts that may keep a row's bits its own, cheapest first.
+
+    The first is the default.  The last one asks of the library only that it is deterministic.
+    """
+    in_eights = weight.dtype == torch.float32 and not isinstance(weight, PackedWeight)
+    return _IN_EIGHTS if in_eights else _IN_PAIRS
+
+
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor | PackedWeight,
     bias: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
+    layout: RowLayout | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Multiply rows by a weight: x · weightᵀ + bias.
@@ -90,12 +124,13 @@ def linear(
     weight   [N, K] in x.dtype, plain or packed by `pack_weight`
     bias     [N] or None
     out      [T, N] written and returned; allocated when None
+    layout   of the rows, on a CPU; None: the default of the weight
     returns  [T, N] in x.dtype; sums in float32
 
     Raises ValueError or TypeError for arguments that do not fit together.  Cost: 2·T·N·K
     operations; on a CPU T is at least 2, and rounded up to a multiple of 8 for a plain weight in
-    float32; on Triton to a multiple of 64, or 32 in float32.  The torch backend on a GPU is the
-    library's product, which is not row-invariant.
+    float32, or as the layout says; on Triton to a multiple of 64, or 32 in float32.  The torch
+    backend on a GPU is the library's product, which is not row-invariant.
     """
     check_shape("x", x, ("T", "K"))
     check_shape("weight", weight, ("N", x.shape[1]))
@@ -109,7 +144,7 @@ def linear(
             check_dtype(name, tensor, (x.dtype,))
             check_device(name, tensor, x.device)
     if choose_backend(x.device, backend) == "torch":
-        result = _linear_torch(x, weight, bias)
+        result = _linear_torch(x, weight, bias, layout or row_layouts(weight)[0])
         return result if out is None else out.copy_(result)
     if isinstance(weight, PackedWeight):
         raise TypeError(
@@ -128,18 +163,37 @@ def linear(
 
 
 def _linear_torch(
-    x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    bias: torch.Tensor | None,
+    layout: RowLayout,
+) -> torch.Tensor:
+    if x.device.type != "cpu":
+        return _product(x, weight, bias)
+    if layout.most is None or x.shape[0] <= layout.most:
+        return _padded(x, weight, bias, layout)
+    return torch.cat([_padded(part, weight, bias, layout) for part in torch.split(x, layout.most)])
+
+
+def _padded(
+    x: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    bias: torch.Tensor | None,
+    layout: RowLayout,
 ) -> torch.Tensor:
     rows = x.shape[0]
-    packed = isinstance(weight, PackedWeight)
-    eights = x.dtype == torch.float32 and not packed
-    spare = -rows % ROW_STEP if eights else int(rows == 1)
-    if spare and x.device.type == "cpu":
-        x = functional.pad(x, (0, 0, 0, spare))
-    if isinstance(weight, PackedWeight):
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, weight.packed, bias, "none", [], ""
-        )
-    else:
-        result = functional.linear(x, weight, bias)
-    return result[:rows]
+    spare = layout.padded(rows) - rows
+    if not spare:
+        return _product(x, weight, bias)
+    return _product(functional.pad(x, (0, 0, 0, spare)), weight, bias)[:rows]
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
+) -> torch.Tensor:
+    if not isinstance(weight, PackedWeight):
+        return functional.linear(x, weight, bias)
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        x, weight.packed, bias, "none", [], ""
+    )
+    return product

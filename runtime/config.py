@@ -9,6 +9,7 @@ import msgspec
 
 from radixcache.policy import POLICIES
 from runtime.errors import InvalidSetting
+from runtime.exactness.promise import EXACT, Exact
 from runtime.scheduler.ordering import ORDERINGS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -40,6 +41,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     watermark            share of the pool that stays free for running sequences to grow into when
                          another is admitted
     num_threads          threads of the CPU kernels; 0 leaves the choice to torch
+    exact                what to do where a token's bits depend on its batch on this machine:
+                         "require" (don't start), "warn", or "off" (don't check)
 
     Raises InvalidSetting that names the field.
     """
@@ -61,6 +64,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_overtaken: int = 64
     watermark: float = 0.01
     num_threads: int = 0
+    exact: Exact = "warn"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -69,6 +73,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidSetting(
                 f"eviction_policy is {self.eviction_policy!r}: choose one of {', '.join(POLICIES)}"
             )
+        if self.exact not in EXACT:
+            raise InvalidSetting(f"exact is {self.exact!r}: choose one of {', '.join(EXACT)}")
         if not isinstance(self.enable_prefix_cache, bool):
             raise InvalidSetting("enable_prefix_cache must be True or False")
         for name in ("kv_memory_bytes", "block_size"):

@@ -11,6 +11,7 @@ the server and the command line translate.
     │   ├── SessionNotFound      no such session of the caller's: never was, closed, or expired
     │   └── SessionBusy          the session generates or scores, or was changed meanwhile
     ├── InvalidSetting        the operator's mistake in a setting
+    ├── NotExact              a row's bits depend on its batch here, and exactness was required
     ├── ModelFileError        the model's files are missing, damaged or not supported
     │   └── DownloadError        a download failed, or its bytes are wrong
     ├── ServerBusy            too many requests wait: come back later
@@ -65,6 +66,10 @@ class SessionBusy(RequestError):
 
 class InvalidSetting(RuntimeFault):
     """A setting, or a set of them, that no engine or server can be built from."""
+
+
+class NotExact(RuntimeFault):
+    """Exactness was required, but on this machine a row's bits depend on its batch."""
 
 
 class ModelFileError(RuntimeFault):

@@ -22,6 +22,8 @@ from radixcache.policy import POLICIES
 from runtime.config import RuntimeConfig
 from runtime.engine import Engine, Executor
 from runtime.errors import InvalidRequest, InvalidSetting, PromptTooLong
+from runtime.exactness.promise import UNCHECKED, Exactness
+from runtime.exactness.start import exact_model
 from runtime.executor.executor import ModelExecutor
 from runtime.grammar import Constrainer, Grammar
 from runtime.kv.store import KVStore
@@ -54,6 +56,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
 
     replies      which token ids the latest replies were made of
     constrainer  compiles what an output must look like
+    exactness    whether cached and uncached answers have the same bits here
     """
 
     name: str
@@ -65,6 +68,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: ChatTemplate | None
     replies: ReplyMemory
     constrainer: Constrainer
+    exactness: Exactness = UNCHECKED
 
     def chat_tokens(
         self,
@@ -172,7 +176,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
 def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> Runtime:
     """Open a model, read its weights, reserve K/V memory and build the engine.
 
-    Raises ModelFileError for the model's files, InvalidSetting for settings that don't fit them.
+    Raises ModelFileError for the model's files, InvalidSetting for settings that don't fit them,
+    NotExact where `exact` is "require" and this machine is not.
     """
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
@@ -198,6 +203,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         device=device,
         progress=(lambda done: progress("reading weights", done, total)) if progress else None,
     )
+    exactness = exact_model(model, config.exact)
     cache = RadixCache(
         CacheConfig(
             num_blocks=memory.num_blocks,
@@ -228,6 +234,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         chat_template=chat_template,
         replies=ReplyMemory(),
         constrainer=Constrainer(tokenizer),
+        exactness=exactness,
     )
 
 

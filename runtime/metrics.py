@@ -123,6 +123,7 @@ class ServerMetrics:
 
     read_stats  gives the engine's latest counters, from any thread
     model       the model's name, as vLLM's metrics have it
+    exact       whether answers with and without the cache were found to have the same bits
     tenants     names that may be labels, the first `max_tenants` of them; all others are "other"
 
     All that is observed belongs to one thread, the event loop's.
@@ -135,6 +136,7 @@ class ServerMetrics:
         model: str = "",
         tenants: Iterable[str] = (),
         max_tenants: int = 64,
+        exact: bool = False,
     ) -> None:
         self.first_token_cached = Distribution(_SECONDS)
         self.first_token_uncached = Distribution(_SECONDS)
@@ -146,6 +148,7 @@ class ServerMetrics:
         self.http_requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
         self.read_stats = read_stats
         self.model = model
+        self.exact = exact
         names = (NO_TENANT, *list(tenants)[:max_tenants], OTHER_TENANTS)
         self.tenants = {name: TenantCounts() for name in names}
         self.tenant_blocks: Mapping[str, TenantBlocks] = {}
@@ -176,6 +179,11 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(f"radixcache_{name}", text, value=read(stats))
         for name, text, read in _GAUGES:
             yield GaugeMetricFamily(f"radixcache_{name}", text, value=read(stats))
+        yield GaugeMetricFamily(
+            "radixcache_exact",
+            "1 where the check at the start found that the cache changes no bit, else 0.",
+            value=self._metrics.exact,
+        )
         blocks = GaugeMetricFamily(
             "radixcache_blocks", "Blocks by tier and state.", labels=["tier", "state"]
         )

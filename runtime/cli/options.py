@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from radixcache.policy import POLICIES
 from runtime.config import DEFAULT_MODEL, DTYPES, RuntimeConfig
+from runtime.exactness.promise import EXACT
 from runtime.request import SamplingParams
 from runtime.scheduler.ordering import ORDERINGS
 
@@ -62,6 +63,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of the pool left to running sequences when another is admitted (default 0.01)",
     )
+    flag(
+        "--exact",
+        default=default.exact,
+        choices=EXACT,
+        help="where a token's bits depend on its batch on this machine: require, warn (default) "
+        "or off",
+    )
     flag("--max-len", type=int, metavar="N", help="longest sequence in tokens")
     for name, text in (
         ("max-step-tokens", "tokens computed in one step, over all sequences"),
@@ -95,6 +103,7 @@ def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
         max_overtaken=args.max_overtaken,
         watermark=args.watermark,
         num_threads=args.num_threads,
+        exact=args.exact,
     )
 
 

@@ -114,12 +114,14 @@ def _announce(runtime: Runtime, listener: socket.socket, *, as_json: bool) -> No
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     memory = runtime.memory
     if as_json:
-        ready = {"url": url, "model": runtime.name, "memory": memory}
+        exact = runtime.exactness.holds
+        ready = {"url": url, "model": runtime.name, "memory": memory, "exact": exact}
         print(msgspec.json.encode(ready).decode(), flush=True)
         return
     print(
         f"{runtime.name} on {url}/v1 · K/V for {memory.num_tokens:,} tokens in "
-        f"{memory.num_blocks:,} blocks of {memory.block_size} ({memory.dtype})",
+        f"{memory.num_blocks:,} blocks of {memory.block_size} ({memory.dtype}) · exactness "
+        f"{runtime.exactness}",
         file=sys.stderr,
         flush=True,
     )

@@ -17,6 +17,7 @@ from torch.nn import functional
 from kernels import (
     ExtendPlan,
     PackedWeight,
+    RowLayout,
     Scratch,
     extend_attention,
     linear,
@@ -57,6 +58,8 @@ class LlamaModel:
 
     tensors   (canonical name, tensor) of every weight, already checked against `config`
     progress  called with the number of tensors taken so far
+
+    `row_layout` is that of its products, None for the default; see kernels/row_check.py.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class LlamaModel:
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.row_layout: RowLayout | None = None
         self._scale = config.head_dim**-0.5
         self._scratch = Scratch(device)
         weights: dict[str, torch.Tensor] = {}
@@ -108,7 +112,7 @@ class LlamaModel:
             normed = rms_norm(x, layer.attention_norm, eps=eps)
             x = x + self._attention(layer, index, normed, step)
             normed = rms_norm(x, layer.ffn_norm, eps=eps)
-            x = x + linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down)
+            x = x + self._product(silu_and_mul(self._product(normed, layer.gate_up)), layer.down)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -118,14 +122,42 @@ class LlamaModel:
         returns  [R, vocab] float32
         """
         normed = rms_norm(hidden, self._norm, eps=self.config.rms_norm_eps)
-        return linear(normed, self._head).float()
+        return self._product(normed, self._head).float()
+
+    @property
+    def layer_weights(self) -> list[tuple[torch.Tensor | PackedWeight, torch.Tensor | None]]:
+        """Every matrix that the layers multiply by, with its bias."""
+        return [
+            pair
+            for layer in self._layers
+            for pair in (
+                (layer.qkv, layer.qkv_bias),
+                (layer.out, layer.out_bias),
+                (layer.gate_up, None),
+                (layer.down, None),
+            )
+        ]
+
+    @property
+    def head_weight(self) -> torch.Tensor | PackedWeight:
+        """[vocab, hidden]: what the last hidden states are multiplied by."""
+        return self._head
+
+    def _product(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor | PackedWeight,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return linear(x, weight, bias, layout=self.row_layout)
 
     def _attention(
         self, layer: LlamaLayer, index: int, x: torch.Tensor, step: _Step
     ) -> torch.Tensor:
         config, batch = self.config, step.batch
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        mixed = linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
+        mixed = self._product(x, layer.qkv, layer.qkv_bias)
+        mixed = mixed.view(-1, heads + 2 * kv_heads, config.head_dim)
         turned = rotary(mixed[:, : heads + kv_heads], step.cos, step.sin)
         q, k, v = turned[:, :heads], turned[:, heads:], mixed[:, heads + kv_heads :]
         k_pool, v_pool = step.store.layer(index)
@@ -140,7 +172,7 @@ class LlamaModel:
             scale=self._scale,
             plan=step.plan,
         )
-        return linear(attended.view(-1, heads * config.head_dim), layer.out, layer.out_bias)
+        return self._product(attended.view(-1, heads * config.head_dim), layer.out, layer.out_bias)
 
 
 @dataclass(slots=True)

@@ -159,6 +159,7 @@ def _served(runtime: Runtime, config: ServerConfig, tenants: Tenants | None) -> 
             model=runtime.name,
             tenants=salts.values(),
             max_tenants=config.max_tenant_labels,
+            exact=bool(runtime.exactness.holds),
         ),
         config=config,
         clock=time.monotonic,

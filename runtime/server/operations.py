@@ -27,7 +27,18 @@ from runtime.server.scrape import scraped_metrics
 class StatusAnswer(msgspec.Struct, frozen=True):
     """That all is well; what is not is told as an error."""
 
-    status: Literal["ok", "ready"]
+    status: Literal["ok"]
+
+
+class ReadyAnswer(msgspec.Struct, frozen=True):
+    """That requests are taken, and whether the cache changes no bit of their answers.
+
+    exact  true: checked at the start; false: refused, a token's bits depend on its batch on this
+           machine; null: not checked
+    """
+
+    status: Literal["ready"]
+    exact: bool | None
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,9 +145,7 @@ class Operations:
             Endpoint(
                 "GET", "/health", self.health, "Whether the engine serves", answer=StatusAnswer
             ),
-            Endpoint(
-                "GET", "/ready", self.ready, "Whether requests are taken", answer=StatusAnswer
-            ),
+            Endpoint("GET", "/ready", self.ready, "Whether requests are taken", answer=ReadyAnswer),
             Endpoint("GET", "/metrics", self.metrics, "Prometheus' text form"),
         ]
 
@@ -156,7 +165,7 @@ class Operations:
             raise HTTPException(503, "the server is shutting down")
         if engine.latest_stats.waiting >= limit:
             raise HTTPException(503, f"the queue is full: {limit} requests wait")
-        return json_response(StatusAnswer("ready"))
+        return json_response(ReadyAnswer("ready", self._served.runtime.exactness.holds))
 
     async def metrics(self, request: HttpRequest) -> Response:
         """`GET /metrics`: Prometheus' text form."""

@@ -190,7 +190,7 @@ def test_readiness_says_why_no_requests_are_taken() -> None:
     assert isinstance(executor, HashExecutor)
     executor.step_s = 0.02
     with serving(runtime) as url, httpx.Client(base_url=url, timeout=30) as http:
-        assert http.get("/ready").json() == {"status": "ready"}
+        assert http.get("/ready").json() == {"status": "ready", "exact": None}
         body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as first:
             lines = first.iter_lines()  # kept: to drop it is to leave

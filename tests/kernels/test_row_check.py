@@ -1,0 +1,161 @@
+"""The check at the start sees an operation whose rows depend on their company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kernels import PackedWeight, pack_weight, row_check
+from kernels.linear import RowLayout, linear, row_layouts
+from kernels.row_check import (
+    AttentionShape,
+    Product,
+    check_attention,
+    check_products,
+    check_rows,
+    find_layout,
+    same_bits,
+)
+
+LINEAR = import_module("kernels.linear")  # its function has the name
+DTYPES = [torch.float32, torch.bfloat16]
+SMALL = AttentionShape(6, 2, 16)
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["1-thread", "2-threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def weights(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=draw).to(dtype) for shape in ((96, 64), (64, 160))]
+
+
+def products(dtype: torch.dtype = torch.float32) -> list[Product]:
+    return [Product(weight) for weight in weights(dtype)]
+
+
+def off_by_one_bit(result: torch.Tensor) -> torch.Tensor:
+    """The next number in each place."""
+    kind = {2: torch.int16, 4: torch.int32}[result.element_size()]
+    return (result.view(kind) + 1).view(result.dtype)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, is_odd: Callable[[int, int], bool]) -> None:
+    """Make the library's product give other bits for some (number of rows, row)."""
+    real = LINEAR._product
+
+    def product(
+        x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        result = real(x, weight, bias)
+        odd = torch.tensor([is_odd(len(x), row) for row in range(len(x))], dtype=torch.bool)
+        return torch.where(odd[:, None], off_by_one_bit(result), result)
+
+    monkeypatch.setattr(LINEAR, "_product", product)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_kernels_of_this_machine_pass_with_the_default_layout(dtype: torch.dtype) -> None:
+    like = torch.zeros(1, dtype=dtype)
+    plain = weights(dtype)
+    for kind in (plain, list(map(pack_weight, plain))):
+        assert find_layout(list(map(Product, kind))) == (row_layouts(kind[0])[0], [])
+    assert check_rows(48, 16, like) == []
+    assert check_attention(SMALL, like) == []
+
+
+def test_the_library_without_padding_is_caught() -> None:
+    weights = [torch.randn(n, 576) for n in (960, 1536)]
+    x = torch.randn(64, 576)
+    if torch.equal(functional.linear(x[:1], weights[0]), functional.linear(x, weights[0])[:1]):
+        pytest.skip("the library of this machine needs no padding")
+    faults = check_products([Product(weight) for weight in weights], RowLayout())
+    assert [fault.operation for fault in faults] == ["product 576 × 960", "product 576 × 1536"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("is_odd", "expected"),
+    [
+        (lambda n, row: n % 16 > 0, {torch.float32: RowLayout(16), torch.bfloat16: RowLayout(64)}),
+        (lambda n, row: n % 64 > 0, RowLayout(64)),
+        (lambda n, row: n > 64, RowLayout(64, most=64)),
+        (lambda n, row: row > n // 2, RowLayout(most=1)),
+    ],
+    ids=["other in 16s", "other in 64s", "other beyond 64", "other by place"],
+)
+def test_a_library_with_other_habits_gets_the_cheapest_layout_that_holds(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    is_odd: Callable[[int, int], bool],
+    expected: RowLayout | dict[torch.dtype, RowLayout],
+) -> None:
+    plant(monkeypatch, is_odd)
+    layout, faults = find_layout(products(dtype))
+    assert layout == (expected[dtype] if isinstance(expected, dict) else expected)
+    assert [fault.operation for fault in faults] == ["product 64 × 96", "product 160 × 64"]
+
+
+def test_a_library_whose_rows_depend_on_their_place_gets_no_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = iter(range(10**6))
+
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: object) -> torch.Tensor:
+        return torch.full((len(x), len(weight)), float(next(calls)))
+
+    monkeypatch.setattr(LINEAR, "_product", product)
+    layout, faults = find_layout(products())
+    assert layout is None
+    assert "row" in str(faults[0])
+
+
+def test_every_layout_gives_the_same_product() -> None:
+    draw = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(130, 64, generator=draw), torch.randn(32, 64, generator=draw)
+    for count in (0, 1, 9, 130):
+        for layout in row_layouts(weight):
+            result = linear(x[:count], weight, layout=layout)
+            assert torch.allclose(result, functional.linear(x[:count], weight), atol=1e-5)
+
+
+def test_attention_in_tiles_relative_to_the_batch_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attend(q, k, v, table, lens, starts, *, scale):  # type: ignore[no-untyped-def]
+        """Whole softmax over as many keys as the batch's longest sequence has."""
+        keys = k[table[0].long()].flatten(0, 1)[: int(lens.max())].repeat_interleave(3, 1)
+        values = v[table[0].long()].flatten(0, 1)[: int(lens.max())].repeat_interleave(3, 1)
+        counts = starts.diff()
+        last = [int(n) - int(c) + i for n, c in zip(lens, counts, strict=True) for i in range(c)]
+        scores = torch.einsum("thd,shd->hts", q, keys) * scale
+        hidden = torch.arange(len(keys)) > torch.tensor(last)[:, None]
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("hts,shd->thd", weights, values)
+
+    monkeypatch.setattr(row_check, "extend_attention", attend)
+    faults = check_attention(SMALL, torch.zeros(1))
+    assert [fault.operation for fault in faults] == ["attention of 6 heads on 2 of 16"]
+
+
+def test_a_norm_over_the_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+        return x / x.square().mean().sqrt() * weight
+
+    monkeypatch.setattr(row_check, "rms_norm", norm)
+    assert [fault.operation for fault in check_rows(48, 16, torch.zeros(1))] == ["norm of 96"]
+
+
+def test_bits_tell_zeros_apart_and_nan_equals_itself() -> None:
+    a = torch.tensor([0.0, torch.nan, 1.0])
+    b = torch.tensor([-0.0, torch.nan, 1.0])
+    assert same_bits(a, b).tolist() == [False, True, True]
