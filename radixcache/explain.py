@@ -17,6 +17,7 @@ import msgspec
 from radixcache.ghosts import Evicted, GhostMemory
 from radixcache.lease import PrefixKey
 from radixcache.namespace import Namespace
+from radixcache.node import Node
 from radixcache.tokens import TOKEN_BYTES, Packed, unpack_tokens
 from radixcache.tree import RadixTree
 
@@ -239,20 +240,58 @@ _NOWHERE = _Reach(0, None, None)
 _NO_OTHER = _Elsewhere(False, 0, 0, ())
 
 
-def _reach(namespace: Namespace, key: PrefixKey, tree: RadixTree) -> _Reach:
+class _Place(NamedTuple):
+    """Where a key leaves a tree: tokens that agree, the node, and how far inside its edge."""
+
+    num_tokens: int
+    node: Node
+    inside: int
+
+
+def cached_beyond(key: PrefixKey, *, tree: RadixTree, limit: int) -> list[int]:
+    """Return what the tree has behind the place where a key leaves it, at most `limit` tokens.
+
+    Begins with the `cached_token` that `explain` tells of; where the tree branches it follows the
+    child that came last.  Empty where the tree ends or agrees in no token.  Changes nothing;
+    O(nodes passed + limit).  Of the key's own namespace alone.
+
+    >>> from radixcache import CacheConfig, RadixCache
+    >>> cache = RadixCache(CacheConfig(num_blocks=8, block_size=2))
+    >>> _ = cache.commit(cache.acquire(PrefixKey.of([1, 2, 3, 4])), 4)
+    >>> cached_beyond(PrefixKey.of([1, 2, 9, 9]), tree=cache.tree, limit=9)
+    [3, 4]
+    """
+    place = _place(key.namespace, key, tree)
+    if place is None:
+        return []
+    node, found = place.node, bytearray(place.node.edge[place.inside * TOKEN_BYTES :])
+    while len(found) < limit * TOKEN_BYTES and node.children:
+        node = next(reversed(node.children.values()))
+        found += node.edge
+    return unpack_tokens(bytes(found[: limit * TOKEN_BYTES]))
+
+
+def _place(namespace: Namespace, key: PrefixKey, tree: RadixTree) -> _Place | None:
     """Follow all but the last token of a key into the tree of a namespace, to the token."""
     root = tree.roots.get(namespace)
     if root is None or not key.tokens:
-        return _NOWHERE
+        return None
     end = key.num_tokens - 1
     found = tree.find(root, key.tokens, 0, end)
     node, block, same = tree.nearest(found, key.tokens, end)
-    if not found.num_tokens + same:
+    num_tokens = found.num_tokens + same
+    return _Place(num_tokens, node, block * tree.block_size + same) if num_tokens else None
+
+
+def _reach(namespace: Namespace, key: PrefixKey, tree: RadixTree) -> _Reach:
+    """Say how far a key reaches into a tree, and which token stands in its next one's place."""
+    place = _place(namespace, key, tree)
+    if place is None:
         return _NOWHERE
-    at, edge = block * tree.block_size + same, node.edge
-    if at == node.num_tokens:  # any child will do: none agrees in a token; the last one is news
-        at, edge = 0, next((child.edge for child in reversed(node.children.values())), b"")
-    return _Reach(found.num_tokens + same, node.node_id, _token(edge, at) if edge else None)
+    at, edge = place.inside, place.node.edge
+    if at == place.node.num_tokens:  # any child will do: none agrees in a token; the last is news
+        at, edge = 0, next((child.edge for child in reversed(place.node.children.values())), b"")
+    return _Reach(place.num_tokens, place.node.node_id, _token(edge, at) if edge else None)
 
 
 def _elsewhere(

@@ -31,6 +31,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     block_size           tokens a block; prefixes are published in whole blocks
     enable_prefix_cache  False computes every prompt whole
     eviction_policy      which cached blocks go first: lru, lfu, slru, fifo, mru, cost or priority
+    max_ghosts           evicted blocks that are remembered, about 150 bytes each, to tell in an
+                         explanation what was evicted from what was never seen; 0: none
     max_len              longest sequence in tokens; None takes what model and pool allow
     max_step_tokens      tokens computed in one step, over all sequences (the token budget)
     max_chunk_tokens     tokens of one prompt computed in one step; 0: as many as the budget has
@@ -55,6 +57,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     block_size: int = 16
     enable_prefix_cache: bool = True
     eviction_policy: str = "lru"
+    max_ghosts: int = 65_536
     max_len: int | None = None
     max_step_tokens: int = 512
     max_chunk_tokens: int = 0
@@ -82,7 +85,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("num_blocks", "max_len"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        _at_least("num_threads", self.num_threads, 0)
+        for name in ("num_threads", "max_ghosts"):
+            _at_least(name, getattr(self, name), 0)
         if self.num_threads > MAX_THREADS:
             raise InvalidSetting(f"num_threads is {self.num_threads}: at most {MAX_THREADS}")
         self.engine(max_len=self.max_len or 1)  # checks the rest

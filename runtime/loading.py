@@ -209,6 +209,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
             num_blocks=memory.num_blocks,
             block_size=memory.block_size,
             enable_prefix_cache=config.enable_prefix_cache,
+            max_ghosts=config.max_ghosts,
         ),
         policy=POLICIES[config.eviction_policy](),
         clock=time.monotonic,

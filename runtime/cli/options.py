@@ -76,6 +76,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         ("max-chunk-tokens", "tokens of one prompt computed in one step, 0: no limit of its own"),
         ("max-running", "sequences computed together"),
         ("max-waiting", "requests that may wait"),
+        ("max-ghosts", "evicted blocks remembered, to explain misses by, 0: none"),
         ("max-overtaken", "later requests that may be admitted before one that waits"),
         ("num-threads", "threads of the CPU kernels, 0: torch's choice"),
     ):
@@ -94,6 +95,7 @@ def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
         block_size=args.block_size,
         enable_prefix_cache=not args.no_prefix_cache,
         eviction_policy=args.eviction_policy,
+        max_ghosts=args.max_ghosts,
         max_len=args.max_len,
         max_step_tokens=args.max_step_tokens,
         max_chunk_tokens=args.max_chunk_tokens,

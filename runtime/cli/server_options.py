@@ -32,6 +32,7 @@ _SECONDS = (
     ("idle-timeout-s", "that a connection may stay open between two requests"),
     ("write-timeout-s", "that a client may leave its answer unread"),
     ("drain-s", "that requests in flight may go on after a signal to stop"),
+    ("slow-miss-s", "to the first token from which on a miss is logged with its cause, 0: never"),
     ("session-idle-s", "after its last use at which a session ends"),
 )
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from radixcache.cache import RadixCache
 from radixcache.lease import BlockCopy, Lease, PrefixKey
 from radixcache.namespace import Namespace
-from radixcache.tokens import TOKEN_BYTES, common_prefix_len
+from radixcache.tokens import TOKEN_BYTES, Packed, common_prefix_len
 
 PUBLIC = Namespace(salt="public prefix")
 """Where public K/V is computed; no caller's salt can be this text."""
@@ -47,8 +47,7 @@ class PublicPrefix:
         size, own = self._block_size, lease.num_cached
         if lease.namespace == PUBLIC:
             return Brought(own)
-        most = min(len(self.tokens), len(lease.tokens))
-        whole = common_prefix_len(lease.tokens, 0, self.tokens, most) // size * size
+        whole = self._shared(lease.tokens)
         if whole <= own:
             return Brought(own)
         found = self._cache.match(PrefixKey(PUBLIC, self.tokens[: whole * TOKEN_BYTES]))
@@ -62,3 +61,18 @@ class PublicPrefix:
             BlockCopy(sources[i], lease.block_table[i], min(size, count - i * size)) for i in places
         )
         return Brought(count, tuple(copies))
+
+    def reach(self, tokens: Packed) -> int:
+        """Return how many tokens of a prompt could be had of the prefix now; one look-up."""
+        whole = self._shared(tokens)
+        if not whole:
+            return 0
+        found = self._cache.match_len(PrefixKey(PUBLIC, self.tokens[: whole * TOKEN_BYTES]))
+        return min(found, len(tokens) // TOKEN_BYTES - 1)
+
+    def _shared(self, tokens: Packed) -> int:
+        """Tokens of the prefix that others begin with, in whole blocks."""
+        most = min(len(self.tokens), len(tokens))
+        return (
+            common_prefix_len(tokens, 0, self.tokens, most) // self._block_size * self._block_size
+        )

@@ -77,7 +77,7 @@ async def answer_events(
                 usages[piece.place] = piece.output.usage
                 for choice in choices.pieces(piece):
                     yield chunks.write(choice)
-        if options.include_usage:
+        if options.include_usage or chunks.has_report:
             yield chunks.write_usage()
     except OSError:
         raise
@@ -101,7 +101,11 @@ class _ChunkWriter:
         self._branches = branches
         ids = envelope.prompt_token_ids
         self._prompt = b"" if ids is msgspec.UNSET else b',"prompt_token_ids":' + _encode(ids)
-        bare = msgspec.structs.replace(envelope, prompt_token_ids=msgspec.UNSET)
+        report = envelope.radixcache
+        self._report = b"" if report is msgspec.UNSET else b',"radixcache":' + _encode(report)
+        bare = msgspec.structs.replace(
+            envelope, prompt_token_ids=msgspec.UNSET, radixcache=msgspec.UNSET
+        )
         # No text within JSON holds a bare quote, so this is the key of the envelope.
         self._head, rest = _encode(bare).split(b'"choices":[]')
         self._head += b'"choices":['
@@ -113,9 +117,14 @@ class _ChunkWriter:
         return b"".join((self._head, _encode(choice), self._tail, self._usage(), prompt, b"}"))
 
     def write_usage(self) -> bytes:
-        """Return the chunk that ends a stream: no choice, but what all of it took."""
+        """Return the chunk that ends a stream: no choice, but what all of it took, and why."""
         usage = _encode(sum_usage(self._usages, self._branches))
-        return b"".join((self._head, self._tail, b',"usage":', usage, b"}"))
+        return b"".join((self._head, self._tail, b',"usage":', usage, self._report, b"}"))
+
+    @property
+    def has_report(self) -> bool:
+        """True where the last chunk tells why the prompt missed."""
+        return bool(self._report)
 
     def _usage(self) -> bytes:
         if self._options.continuous_usage_stats:

@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from runtime.misses.records import CacheReport
 from runtime.request import Usage
 
 
@@ -173,6 +174,7 @@ class Answer(msgspec.Struct, Generic[AnyChoice], frozen=True, kw_only=True):
     usage             unset in chunks of a stream that did not ask for it; null in all but the last
                       of one that did
     prompt_token_ids  of a chat, where asked for; in the first chunk of a stream
+    radixcache        why each prompt missed, where asked for; in the last chunk of a stream
     """
 
     id: str
@@ -183,6 +185,7 @@ class Answer(msgspec.Struct, Generic[AnyChoice], frozen=True, kw_only=True):
     usage: UsageAnswer | msgspec.UnsetType | None = msgspec.UNSET
     system_fingerprint: str | None = None
     prompt_token_ids: TokenIds = msgspec.UNSET
+    radixcache: CacheReport | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.grammar import Grammar
 from runtime.request import SamplingParams
+from runtime.server.fields import CacheOptions
 from runtime.tokenizer.tool_calls import check_tools, tools_grammar
 from runtime.tokenizer.tool_format import ToolFormat
 
@@ -280,6 +281,7 @@ class MessagesRequest(Conversation, kw_only=True, forbid_unknown_fields=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    radixcache: CacheOptions | None = None
     # ignored
     metadata: Any = None
     service_tier: Any = None

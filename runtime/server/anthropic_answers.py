@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from runtime.misses.records import CacheReport
 from runtime.request import Usage
 from runtime.server.answers import ErrorBody
 
@@ -68,7 +69,7 @@ class ToolUseAnswer(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use
 
 
 class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
-    """The model's message."""
+    """The model's message; `radixcache` tells why the prompt missed, where asked for."""
 
     id: str
     model: str
@@ -77,6 +78,7 @@ class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     role: Literal["assistant"] = "assistant"
+    radixcache: CacheReport | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -142,6 +144,7 @@ class MessageDelta(_Event, frozen=True, tag="message_delta"):
 
     delta: StopDelta
     usage: MessageUsage
+    radixcache: CacheReport | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageStop(_Event, frozen=True, tag="message_stop"):

@@ -26,6 +26,7 @@ from runtime.async_engine import AsyncEngine
 from runtime.errors import EngineFailure, RuntimeFault
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
+from runtime.misses.records import MissReport
 from runtime.request import pack_prompt
 from runtime.server.anthropic import Conversation, MessagesRequest
 from runtime.server.anthropic_answers import ErrorEvent, MessageAnswer, TokenCount
@@ -33,6 +34,7 @@ from runtime.server.completions import Completions
 from runtime.server.config import ServerConfig
 from runtime.server.context import Served
 from runtime.server.errors import answer_error, json_response
+from runtime.server.explaining import Explaining, ExplainRequest
 from runtime.server.messages import MessageEndpoints
 from runtime.server.middleware import Gate, Tracer
 from runtime.server.openapi import Endpoint, openapi_document, routes_of
@@ -117,7 +119,7 @@ async def _share_publicly(engine: AsyncEngine, tokens: bytes) -> None:
 
 def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:
     """Return every endpoint: what is routed, and what the OpenAPI document tells of."""
-    messages = MessageEndpoints(served)
+    messages, explaining = MessageEndpoints(served), Explaining(served)
     return [
         *Completions(served).endpoints(),
         Endpoint(
@@ -138,6 +140,22 @@ def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:
             body=Conversation,
             answer=TokenCount,
             error=ErrorEvent,
+        ),
+        Endpoint(
+            "POST",
+            "/cache/explain",
+            explaining.explain,
+            "Why a prompt or a conversation would miss; computes nothing",
+            body=ExplainRequest,
+            answer=MissReport,
+        ),
+        Endpoint(
+            "POST",
+            "/cache/explain/messages",
+            explaining.explain_messages,
+            "Why a conversation in Anthropic's words would miss",
+            body=Conversation,
+            answer=MissReport,
         ),
         *sessions.endpoints(),
         *Operations(served).endpoints(),

@@ -14,7 +14,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.grammar import Grammar
 from runtime.request import SamplingParams
-from runtime.server.fields import Empty, NumTokens, NumTop, only, told
+from runtime.server.fields import CacheOptions, Empty, NumTokens, NumTop, only, told
 from runtime.server.openai import CompletionOptions, Neutral
 from runtime.tokenizer.tool_calls import check_tools, tools_grammar
 from runtime.tokenizer.tool_format import ToolFormat
@@ -165,6 +165,7 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
     logprobs      whether the log-probability of each token is told
     top_logprobs  and of so many of the likeliest ones
     tools         functions that the model may call; `tool_choice` says whether it must
+    radixcache    whether the answer tells why the prompt missed
     """
 
     neutral: ClassVar[Neutral] = {
@@ -181,6 +182,7 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
     tools: list[OfferedTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    radixcache: CacheOptions | None = None
     # refused unless neutral
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None

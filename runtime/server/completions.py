@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from runtime.errors import InvalidRequest
 from runtime.grammar import Grammar
+from runtime.misses.records import CacheReport
 from runtime.request import SamplingParams
 from runtime.server.answering import Choices, answer_events, whole_answer
 from runtime.server.answers import Answer, ChatChoice, Choice, TextChoice
@@ -25,6 +26,7 @@ from runtime.server.chat_bodies import ChatRequest, template_tools
 from runtime.server.chat_choices import ChatChoices, ChatForm
 from runtime.server.context import Caller, Served, caller_of
 from runtime.server.disconnect import EventStream, until_disconnect
+from runtime.server.explaining import explained, spoken_by
 from runtime.server.generation import Ask, generate
 from runtime.server.openai import CompletionOptions, CompletionRequest
 from runtime.server.openapi import Endpoint
@@ -84,8 +86,10 @@ class Completions:
             is_named=body.named_tool is not None,
         )
         ask = await self._ask("chatcmpl", body, [ids], sampling, caller, grammar)
+        spoken = spoken_by(self._served, body.template_messages(), tools)
+        report = await explained(self._served, request, body.radixcache, caller, [ids], spoken)
         envelope: Answer[Choice] = self._envelope(
-            ask, "chat.completion.chunk" if body.stream else "chat.completion"
+            ask, "chat.completion.chunk" if body.stream else "chat.completion", report
         )
         if body.return_token_ids:
             envelope = msgspec.structs.replace(envelope, prompt_token_ids=ids)
@@ -113,9 +117,9 @@ class Completions:
         body.check_echo(sum(map(len, ids)))
         ask = await self._ask("cmpl", body, ids, sampling, caller, body.grammar())
         choices = TextChoices(form, prompts, self._served.runtime.tokenizer)
-        return await self._answer(
-            request, body, ask, self._envelope(ask, "text_completion"), choices
-        )
+        report = await explained(self._served, request, body.radixcache, caller, ids)
+        envelope = self._envelope(ask, "text_completion", report)
+        return await self._answer(request, body, ask, envelope, choices)
 
     async def _read(self, request: HttpRequest, kind: type[Body]) -> Body:
         body = await read_body(request, kind, self._served.config)
@@ -162,13 +166,16 @@ class Completions:
             is_streamed=bool(body.stream),
         )
 
-    def _envelope(self, ask: Ask, kind: str) -> Answer[Choice]:
+    def _envelope(
+        self, ask: Ask, kind: str, report: CacheReport | msgspec.UnsetType
+    ) -> Answer[Choice]:
         return Answer(
             id=ask.name,
             object=kind,
             created=int(time.time()),
             model=self._served.runtime.name,
             choices=(),
+            radixcache=report,
         )
 
     async def _answer(

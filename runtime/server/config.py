@@ -30,6 +30,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     write_timeout_s   seconds that a client may let its unread answer fill its buffer; its request
                       ends then, and its connection is cut
     drain_s           seconds that requests in flight may go on after the server is told to stop
+    slow_miss_s       seconds to the first token from which on it is logged why a request missed; 0:
+                      never
     open_metrics      whether /metrics is shown to whoever asks, where there are API keys
     max_tenant_labels tenants that metrics name; all others are "other"
     max_sessions      sessions open at once
@@ -53,6 +55,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     idle_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     drain_s: float = 10.0
+    slow_miss_s: float = 0.0
     open_metrics: bool = False
     max_tenant_labels: int = 64
     max_sessions: int = 1024
@@ -69,6 +72,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise InvalidSetting(f"{name} is {value}: a number of seconds above 0")
         if not 0 <= self.drain_s < 1e6:
             raise InvalidSetting(f"drain_s is {self.drain_s}: from 0 to a million seconds")
+        if not 0 <= self.slow_miss_s < 1e6:
+            raise InvalidSetting(f"slow_miss_s is {self.slow_miss_s}: from 0 to a million seconds")
         if not 0 <= self.held_share <= 1:
             raise InvalidSetting(f"held_share is {self.held_share}: from 0 to 1")
         if not 0 < self.session_idle_s <= MAX_LIMIT_S:

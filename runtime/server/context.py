@@ -73,6 +73,16 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         own = self.namespace.salt
         return namespace.salt == own or namespace.salt.startswith(own + ".")
 
+    def may_be_told_of(self, namespace: Namespace) -> bool:
+        """Return True for what an explanation may tell to be cached elsewhere.
+
+        That is the caller's own salt under another adapter or epoch, and for a tenant with an
+        administrator's key everything.  Nobody else is told what another salt has: it would be a
+        way to ask whether others sent a prompt.
+        """
+        is_operator = self.is_admin and bool(self.tenant)
+        return is_operator or namespace.salt == self.namespace.salt
+
     def may_see(self, namespace: Namespace) -> bool:
         """Return True for what the caller owns; for everything where it is an administrator."""
         return self.is_admin or self.owns(namespace)

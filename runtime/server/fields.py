@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from runtime.request import (
@@ -23,6 +24,15 @@ from runtime.request import (
 )
 
 MAX_SALT_LEN = 1024
+
+
+class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a request wants of the cache itself.
+
+    explain  the answer tells why the prompt missed
+    """
+
+    explain: bool = False
 
 
 def told(**keywords: Any) -> Meta:

@@ -28,9 +28,12 @@ class Journal:
     num_gaps, gap_sum_s, gap_max_s
                     times between tokens of one branch
     finish_reasons  one for each branch that ended; "abort" for those left behind
+    misses          why each prompt missed, as log lines show it; empty where nobody wanted to know
+    answer_headers  that the answer is to have beside its own
     """
 
     __slots__ = (
+        "answer_headers",
         "answer_ids",
         "began",
         "cached_tokens",
@@ -41,6 +44,7 @@ class Journal:
         "first_token_at",
         "gap_max_s",
         "gap_sum_s",
+        "misses",
         "num_gaps",
         "output_tokens",
         "prompt_tokens",
@@ -64,6 +68,8 @@ class Journal:
         self.num_gaps = 0
         self.gap_sum_s = self.gap_max_s = 0.0
         self.finish_reasons: list[str] = []
+        self.misses: list[dict[str, str | int | float]] = []
+        self.answer_headers: list[tuple[bytes, bytes]] = []
 
     def note_prompt(self, usage: Usage) -> None:
         """Add a prompt's tokens."""

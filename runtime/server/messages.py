@@ -17,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from radixcache.retention import Retention
+from runtime.misses.records import CacheReport
 from runtime.request import Constraint, RequestOutput, Usage
 from runtime.server.anthropic import Conversation, MessagesRequest
 from runtime.server.anthropic_answers import (
@@ -42,7 +43,9 @@ from runtime.server.bodies import read_body
 from runtime.server.context import Caller, Served, caller_of
 from runtime.server.disconnect import EventStream, until_disconnect
 from runtime.server.errors import FAILED, error_body, failure_of, json_response
+from runtime.server.explaining import explained, spoken_by
 from runtime.server.generation import Ask, News, generate
+from runtime.server.prompts import anthropic_prompt
 from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
 
@@ -71,7 +74,13 @@ class MessageEndpoints:
         parser = None
         if body.reads_calls:
             parser = ToolCallParser(runtime.tool_format, new_id=_new_call_id)
-        reply = Reply(ask.name, body, parser, runtime.tokenizer, marked_tokens=marked)
+        spoken = spoken_by(self._served, body.template_messages(), body.template_tools())
+        report = await explained(
+            self._served, request, body.radixcache, caller, ask.prompts, spoken
+        )
+        reply = Reply(
+            ask.name, body, parser, runtime.tokenizer, marked_tokens=marked, report=report
+        )
         news = await generate(self._served, ask)
         if body.stream:
             return EventStream(_events(news, reply), is_framed=True)
@@ -82,14 +91,15 @@ class MessageEndpoints:
         body = await read_body(request, Conversation, self._served.config)
         body.check()
         self._served.check_model(body.model)
-        ids = await run_in_threadpool(self._prompt, body, caller_of(request))
+        runtime, caller = self._served.runtime, caller_of(request)
+        ids = await run_in_threadpool(anthropic_prompt, runtime, body, caller.namespace)
         return json_response(TokenCount(len(ids)))
 
     def _ask(
         self, body: MessagesRequest, caller: Caller, constraint: Constraint | None
     ) -> tuple[Ask, int]:
         """Return what is asked of the engine, and the tokens before the last mark."""
-        ids = self._prompt(body, caller)
+        ids = anthropic_prompt(self._served.runtime, body, caller.namespace)
         retentions = tuple(self._retentions(body, caller, ids))
         ask = Ask(
             name=f"msg_{uuid.uuid4().hex[:24]}",
@@ -102,13 +112,6 @@ class MessageEndpoints:
             is_streamed=body.stream,
         )
         return ask, max((retention.end or 0 for retention in retentions), default=0)
-
-    def _prompt(self, body: Conversation, caller: Caller) -> list[int]:
-        runtime = self._served.runtime
-        ids = runtime.chat_tokens(
-            body.template_messages(), tools=body.template_tools(), namespace=caller.namespace
-        )
-        return ids + (runtime.prompt_tokens(body.prefill, begun=True) if body.prefill else [])
 
     def _retentions(
         self, body: Conversation, caller: Caller, ids: Sequence[int]
@@ -142,12 +145,14 @@ class Reply:
         tokenizer: Tokenizer,
         *,
         marked_tokens: int,
+        report: CacheReport | msgspec.UnsetType = msgspec.UNSET,
     ) -> None:
         self._name = name
         self._body = body
         self._parser = parser
         self._tokenizer = tokenizer
         self._marked_tokens = marked_tokens
+        self._report = report
         self._text = ""
         self._ids: list[int] = []
         self._num_calls = 0
@@ -177,13 +182,13 @@ class Reply:
             usage=usage_of(usage, marked_tokens=self._marked_tokens),
             stop_reason=stop.stop_reason if stop else None,
             stop_sequence=stop.stop_sequence if stop else None,
+            radixcache=self._report if stop else msgspec.UNSET,
         )
 
     def end(self, output: RequestOutput) -> MessageDelta:
         """Return how the message ended, from its last piece."""
-        return MessageDelta(
-            self._stop(output), usage_of(output.usage, marked_tokens=self._marked_tokens)
-        )
+        usage = usage_of(output.usage, marked_tokens=self._marked_tokens)
+        return MessageDelta(self._stop(output), usage, self._report)
 
     def _takes_call(self) -> bool:
         """Count a call; False where the client wants but one and has it."""

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.server.context import Caller, Served
 from runtime.server.errors import answer_error
+from runtime.server.explaining import log_slow_misses
 from runtime.server.journal import Journal, request_id_of
 from runtime.server.logs import log_request
 from runtime.server.tenants import Tenants, key_of
@@ -68,6 +69,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 journal.status = message["status"]
                 ours = [(key, name.encode()) for key in (b"x-request-id", b"request-id")]
+                ours += journal.answer_headers
                 message = {**message, "headers": [*message.get("headers", ()), *ours]}
             await send(message)
 
@@ -104,6 +106,7 @@ class Gate:
         journal.ended = self._served.clock()
         journal.endpoint = endpoint_of(scope)
         self._served.metrics.http_requests[(journal.endpoint, journal.status)] += 1
+        log_slow_misses(journal, self._served.config.slow_miss_s)
         log_request(journal, quiet=scope["path"] in OPEN_PATHS or scope["path"] == "/metrics")
         if self._tracer is not None:
             self._tracer.record(journal, headers, ended_ns=time.time_ns())

@@ -17,6 +17,7 @@ from runtime.request import MAX_LOGIT_BIAS, SamplingParams
 from runtime.server.fields import (
     MAX_SALT_LEN,
     Bias,
+    CacheOptions,
     Fraction,
     Mass,
     NumBranches,
@@ -174,6 +175,7 @@ class CompletionRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=T
     logprobs       so many of the likeliest tokens are told at each place
     echo           whether the answer begins with the prompt
     best_of        so many branches are generated, and the `n` likeliest answered
+    radixcache     whether the answer tells why each prompt missed
     """
 
     neutral: ClassVar[Neutral] = {"suffix": ("",)}
@@ -183,6 +185,7 @@ class CompletionRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=T
     logprobs: NumTop | None = None
     echo: bool | None = None
     best_of: NumBranches | None = None
+    radixcache: CacheOptions | None = None
     # refused unless neutral
     suffix: Annotated[Any, only("")] = None
 

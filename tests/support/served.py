@@ -100,6 +100,8 @@ def quick_runtime(
     max_waiting: int = 64,
     max_running: int = 8,
     eviction_policy: str = "lru",
+    max_ghosts: int = 0,
+    enable_prefix_cache: bool = True,
 ) -> Runtime:
     """The real tokenizer and template over an engine without a model; 16 tokens a block."""
     checkpoint = open_smollm2()
@@ -107,7 +109,11 @@ def quick_runtime(
     executor = HashExecutor(tokenizer.vocab_size)
     engine = Engine(
         RadixCache(
-            CacheConfig(num_blocks=num_blocks),
+            CacheConfig(
+                num_blocks=num_blocks,
+                max_ghosts=max_ghosts,
+                enable_prefix_cache=enable_prefix_cache,
+            ),
             policy=POLICIES[eviction_policy](),
             clock=time.monotonic,
         ),
