@@ -7,6 +7,7 @@ the server and the command line translate.
     ├── RequestError          the caller's mistake in one request
     │   ├── InvalidRequest       a field has a wrong value
     │   ├── PromptTooLong        the prompt fits neither the model nor the pool
+    │   ├── InvalidLog           a log of requests holds what is no request
     │   ├── ModelNotFound        another model was asked for than is served
     │   ├── SessionNotFound      no such session of the caller's: never was, closed, or expired
     │   └── SessionBusy          the session generates or scores, or was changed meanwhile
@@ -37,6 +38,10 @@ class RequestError(RuntimeFault):
 
 class InvalidRequest(RequestError):
     """A field of the request has a value that can't be served."""
+
+
+class InvalidLog(RequestError):
+    """A line of a log is no request: it is no JSON, or has no prompt."""
 
 
 class PromptTooLong(RequestError):

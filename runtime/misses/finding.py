@@ -9,7 +9,7 @@ engine waiting.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import structs
@@ -22,7 +22,6 @@ from radixcache.tokens import unpack_tokens
 from runtime.misses.records import MissCause, MissPlace, MissReport, Side, in_words
 from runtime.misses.rewriting import is_retokenised, rewriting_of
 from runtime.scheduler.public import PUBLIC, PublicPrefix
-from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.parts import Part, part_at, parts_of
 
 NUM_SHOWN = 24
@@ -30,6 +29,16 @@ NUM_SHOWN = 24
 
 NUM_COMPARED = 2048
 """Tokens behind the divergence in which a rewriting is looked for."""
+
+
+class Decoder(Protocol):
+    """Whatever gives the text of token ids, such as a `Tokenizer`."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of ids; control tokens as their text unless they are to be skipped."""
+
+    def bytes_of(self, ids: Sequence[int], *, skip_special: bool = True) -> bytes:
+        """Return the bytes that ids stand for."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +110,7 @@ def find_miss(
     )
 
 
-def tell_miss(found: Finding, tokenizer: Tokenizer, spoken: Spoken | None = None) -> MissReport:
+def tell_miss(found: Finding, tokenizer: Decoder, spoken: Spoken | None = None) -> MissReport:
     """Make a report of a finding: text of both sides, the part of the conversation, the cause.
 
     spoken  the conversation, where the prompt was one
@@ -147,7 +156,7 @@ def _is_evicted_beyond(why: Explanation, count: int, block_size: int) -> bool:
 
 
 def _cause(
-    found: Finding, ids: Sequence[int], tokenizer: Tokenizer, spoken: Spoken | None
+    found: Finding, ids: Sequence[int], tokenizer: Decoder, spoken: Spoken | None
 ) -> MissCause:
     """The cache's cause; of a divergence, what was done to the text if something was."""
     why = found.why
@@ -170,7 +179,7 @@ def _cause(
     return MissCause(why.cause if rewriting is None else rewriting)
 
 
-def _place(before: Sequence[int], tokenizer: Tokenizer, spoken: Spoken | None) -> MissPlace | None:
+def _place(before: Sequence[int], tokenizer: Decoder, spoken: Spoken | None) -> MissPlace | None:
     """The part of the conversation that begins or goes on behind these tokens."""
     if spoken is None:
         return None
@@ -181,5 +190,5 @@ def _place(before: Sequence[int], tokenizer: Tokenizer, spoken: Spoken | None) -
     return MissPlace(part=part.name, message=part.message, role=part.role)
 
 
-def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def _text(tokenizer: Decoder, ids: Sequence[int]) -> str:
     return tokenizer.decode(list(ids), skip_special=False)

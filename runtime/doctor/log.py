@@ -1,0 +1,255 @@
+"""Logs of requests: the bodies that clients sent, one JSON object a line.
+
+Owns: which forms a line may have, what is taken of it, and errors that name the line.  Does not
+know: tokens, caches, what is wrong with a request.
+Idea: a log comes from anywhere, so what a server would refuse is taken as far as it tells of the
+prompt; only what is no request at all is an error.
+
+    {"messages": […], "tools": […]}          a chat's body, alone; or "prompt" and no messages
+    {"system": …, "messages": […]}           a body in Anthropic's words
+    {"body": {…}, "response": {…}, …}        either, as a line's "body" or "request", with what came
+                                             of it, "timestamp", "tenant", "ttft_s", "computed"
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.errors import InvalidLog
+
+Message = Mapping[str, Any]
+
+IMAGE_OPEN, IMAGE_CLOSE = "⟦image ", "⟧"
+"""What stands around an image's address in a message's text."""
+
+_ROLES = {"developer": "system", "function": "tool", "human": "user", "model": "assistant"}
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool as the log has it: its name, and all of it as JSON, keys in the log's order."""
+
+    name: str
+    text: str
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool as chat templates expect it."""
+        tool: dict[str, Any] = json.loads(self.text)
+        return tool
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A message: who speaks, and all that it says as text, calls and images included."""
+
+    role: str
+    text: str
+
+
+class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a log, as far as it makes up the prompt.
+
+    line      its number in the file, from 1
+    said      the conversation; of a bare prompt one message of role ""
+    tools     offered to the model
+    model     that was asked for
+    salt      tenant and cache salt: only requests of the same share what is cached
+    reply     text that came back; "" where the log does not tell
+    ttft_s    seconds to the first token, and
+    computed  tokens of the prompt computed for it; 0 where the log does not tell
+    """
+
+    line: int
+    said: tuple[Said, ...]
+    tools: tuple[Tool, ...] = ()
+    model: str = ""
+    salt: str = ""
+    reply: str = ""
+    ttft_s: float = 0.0
+    computed: int = 0
+
+    @property
+    def is_chat(self) -> bool:
+        """False for a bare prompt."""
+        return not (len(self.said) == 1 and not self.said[0].role)
+
+
+def read_log(path: Path) -> list[LoggedRequest]:
+    """Read a log, gzip-compressed or not.
+
+    Raises InvalidLog that names file, line and what is wrong; OSError.
+    """
+    found = []
+    for number, line in _lines(path):
+        try:
+            found.append(request_of(_object(line), line=number))
+        except InvalidLog as error:
+            raise InvalidLog(f"{path.name}, line {number}: {error}") from None
+    if not found:
+        raise InvalidLog(f"{path.name} holds no request: one JSON object a line is expected")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not empty, with their numbers."""
+    number = 0
+    with path.open("rb") as raw:
+        is_zipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        stream: Iterable[bytes] = gzip.GzipFile(fileobj=raw) if is_zipped else raw
+        try:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield number, line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InvalidLog(f"{path.name} is damaged after line {number}: {error}") from None
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidLog(f"it is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidLog("a JSON object is expected")
+    return found
+
+
+def request_of(record: Mapping[str, Any], *, line: int = 1) -> LoggedRequest:
+    """Make a request of a line's object.  Raises InvalidLog that says what is wrong with it."""
+    body = record
+    for name in ("body", "request"):
+        if isinstance(record.get(name), Mapping):
+            body = record[name]
+            break
+    named = [owner.get(name) for owner in (record, body) for name in ("tenant", "cache_salt")]
+    return LoggedRequest(
+        line=line,
+        said=_said(body),
+        tools=_tools(body.get("tools")),
+        model=str(body.get("model") or ""),
+        salt="/".join(dict.fromkeys(str(name) for name in named if name)),
+        reply=reply_text(record.get("response")),
+        ttft_s=_number(record.get("ttft_s")),
+        computed=int(_number(record.get("computed"))),
+    )
+
+
+def _said(body: Mapping[str, Any]) -> tuple[Said, ...]:
+    messages, prompt = body.get("messages"), body.get("prompt")
+    if messages is None and isinstance(prompt, str):
+        return (Said("", prompt),)
+    if not isinstance(messages, list) or not messages:
+        raise InvalidLog(
+            "a request has `messages` or a text as `prompt`; a server's own log has no bodies, so "
+            "log them where they are sent"
+        )
+    said = [] if not body.get("system") else [Said("system", text_of(body["system"]))]
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidLog(f"messages[{place}] is no message: it needs a role")
+        role = message["role"].strip().lower() or "user"
+        said.append(Said(_ROLES.get(role, role), _message_text(message)))
+    return tuple(said)
+
+
+def _message_text(message: Message) -> str:
+    text = text_of(message.get("content"))
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(thought, str) and thought:
+        text = f"<think>\n{thought}\n</think>\n\n{text}"
+    calls = message.get("tool_calls")
+    if calls:
+        text += ("\n" if text else "") + "\n".join(map(_json, _list(calls)))
+    return text
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content; parts that are no text by what tells them apart.
+
+    >>> text_of([{"type": "text", "text": "See "}, {"type": "image_url", "image_url": "http://a/b"}])
+    'See ⟦image http://a/b⟧'
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(map(_part_text, _list(content)))
+
+
+def reply_text(response: Any) -> str:
+    """Return the text that a logged response holds: OpenAI's, a batch line's, or plain text."""
+    if isinstance(response, str):
+        return response
+    if not isinstance(response, Mapping):
+        return ""
+    if isinstance(response.get("body"), Mapping):
+        response = response["body"]
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        return text_of(response.get("content"))
+    message = choices[0].get("message")
+    if not isinstance(message, Mapping):
+        return str(choices[0].get("text") or "")
+    return _message_text(message)
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        return _json(part)
+    if isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(part.get("thinking"), str):
+        return f"<think>\n{part['thinking']}\n</think>\n\n"
+    if part.get("type") == "tool_result":
+        return text_of(part.get("content"))
+    if "image" in str(part.get("type")):
+        return f"{IMAGE_OPEN}{_address(part)}{IMAGE_CLOSE}"
+    return _json(part)
+
+
+def _address(part: Mapping[str, Any]) -> str:
+    """What tells an image from others: its address, or a hash of what it is made of."""
+    image = part.get("image_url") or part.get("source") or part.get("image") or part
+    address = image.get("url") or image.get("data") if isinstance(image, Mapping) else image
+    text = address if isinstance(address, str) else _json(image)
+    if text.startswith("data:") or len(text) > 500:
+        return "sha256 " + hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+    return text
+
+
+def _tools(tools: Any) -> tuple[Tool, ...]:
+    found = []
+    for place, tool in enumerate(_list(tools)):
+        if not isinstance(tool, Mapping):
+            raise InvalidLog(f"tools[{place}] is no tool: an object is expected")
+        function = tool.get("function")
+        if not isinstance(function, Mapping):  # Anthropic's, or a tool of the server's
+            named = {"name": str(tool.get("name") or tool.get("type") or place)}
+            rest = {key: value for key, value in tool.items() if key not in ("name", "type")}
+            tool, function = {"type": "function", "function": named | rest}, named
+        found.append(Tool(str(function.get("name") or place), _json(tool)))
+    return tuple(found)
+
+
+def _list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return max(0.0, float(value)) if is_number else 0.0
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

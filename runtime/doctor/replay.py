@@ -1,0 +1,119 @@
+"""A log replayed through the real cache, one request after the other.
+
+Owns: what each request finds, and how large a pool is that forgets nothing.  Does not know: why
+requests differ, how a log is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from radixcache.cache import RadixCache
+from radixcache.config import CacheConfig
+from radixcache.errors import OutOfBlocks
+from radixcache.explain import Cause
+from radixcache.lease import PrefixKey
+from radixcache.namespace import Namespace
+from radixcache.tokens import num_tokens, pack_tokens
+from runtime.doctor.log import LoggedRequest, Said, Tool
+from runtime.doctor.rendering import Renderer
+from runtime.errors import InvalidSetting
+
+MAX_GHOSTS = 1 << 20
+"""Evicted blocks that a replay remembers."""
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """A logged request as packed token ids: its prompt, and the reply that came back."""
+
+    request: LoggedRequest
+    prompt: bytes
+    reply: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return num_tokens(self.prompt)
+
+    @property
+    def namespace(self) -> Namespace:
+        """Who shares with it: requests of the same model, tenant and salt."""
+        return Namespace(model=self.request.model, salt=self.request.salt)
+
+
+class Encoder:
+    """Encodes requests, each different conversation once."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._prompts: dict[tuple[tuple[Said, ...], tuple[Tool, ...]], bytes] = {}
+
+    def encode(self, request: LoggedRequest) -> Encoded:
+        """Return a request's ids."""
+        key = request.said, request.tools
+        prompt = self._prompts.get(key)
+        if prompt is None:
+            prompt = self._prompts[key] = pack_tokens(self._renderer.ids(request))
+        reply = self._renderer.reply_ids(request.reply) if request.reply else []
+        return Encoded(request, prompt, pack_tokens(reply))
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a request found.
+
+    num_tokens  of its prompt
+    num_cached  of them, those that were found
+    cause       why it found no more
+    other       in which fields a namespace differs that has more of it
+    """
+
+    num_tokens: int
+    num_cached: int
+    cause: Cause
+    other: tuple[str, ...] = ()
+
+
+def replay(
+    requests: Sequence[Encoded], *, block_size: int, num_blocks: int | None = None
+) -> list[Outcome]:
+    """Serve requests one after the other by a `RadixCache`; return what each one found.
+
+    num_blocks  of the pool; None: as many as never to evict anything
+
+    Raises InvalidSetting for a pool that a request does not fit into.
+    """
+    if num_blocks is None:
+        num_blocks = 1 + sum(_num_blocks(request, block_size) for request in requests)
+    cache = cache_of(num_blocks, block_size)
+    return [serve(cache, request) for request in requests]
+
+
+def cache_of(num_blocks: int, block_size: int) -> RadixCache:
+    """Return a cache that remembers what it evicts.  Raises InvalidConfig."""
+    ghosts = max(1, min(num_blocks, MAX_GHOSTS))
+    return RadixCache(CacheConfig(num_blocks=num_blocks, block_size=block_size, max_ghosts=ghosts))
+
+
+def serve(cache: RadixCache, request: Encoded) -> Outcome:
+    """Serve one request as an engine would: look up, compute, publish prompt and reply, let go."""
+    key = PrefixKey(request.namespace, request.prompt)
+    why = cache.explain(key)
+    try:
+        lease = cache.acquire(key)
+        cache.append(lease, request.reply)
+    except OutOfBlocks:
+        raise InvalidSetting(
+            f"the request of line {request.request.line} has {request.num_tokens} tokens and does "
+            f"not fit into {cache.config.num_blocks} blocks of {cache.config.block_size}: replay "
+            "with a larger pool"
+        ) from None
+    num_cached = lease.num_cached
+    cache.commit(lease, lease.num_tokens)
+    cache.release(lease)
+    return Outcome(request.num_tokens, num_cached, why.cause, why.other)
+
+
+def _num_blocks(request: Encoded, block_size: int) -> int:
+    return -(-(num_tokens(request.prompt) + num_tokens(request.reply)) // block_size)
