@@ -59,7 +59,8 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     said      the conversation; of a bare prompt one message of role ""
     tools     offered to the model
     model     that was asked for
-    salt      tenant and cache salt: only requests of the same share what is cached
+    tenant    whose request it is, and
+    salt      the cache salt that it brings: only requests of the same two share what is cached
     reply     text that came back; "" where the log does not tell
     ttft_s    seconds to the first token, and
     computed  tokens of the prompt computed for it; 0 where the log does not tell
@@ -69,6 +70,7 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     said: tuple[Said, ...]
     tools: tuple[Tool, ...] = ()
     model: str = ""
+    tenant: str = ""
     salt: str = ""
     reply: str = ""
     ttft_s: float = 0.0
@@ -128,13 +130,13 @@ def request_of(record: Mapping[str, Any], *, line: int = 1) -> LoggedRequest:
         if isinstance(record.get(name), Mapping):
             body = record[name]
             break
-    named = [owner.get(name) for owner in (record, body) for name in ("tenant", "cache_salt")]
     return LoggedRequest(
         line=line,
         said=_said(body),
         tools=_tools(body.get("tools")),
         model=str(body.get("model") or ""),
-        salt="/".join(dict.fromkeys(str(name) for name in named if name)),
+        tenant=str(record.get("tenant") or ""),
+        salt=str(body.get("cache_salt") or record.get("cache_salt") or ""),
         reply=reply_text(record.get("response")),
         ttft_s=_number(record.get("ttft_s")),
         computed=int(_number(record.get("computed"))),

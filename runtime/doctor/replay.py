@@ -6,6 +6,7 @@ requests differ, how a log is read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import msgspec
@@ -40,7 +41,8 @@ class Encoded(msgspec.Struct, frozen=True):
     @property
     def namespace(self) -> Namespace:
         """Who shares with it: requests of the same model, tenant and salt."""
-        return Namespace(model=self.request.model, salt=self.request.salt)
+        own = self.request
+        return Namespace(model=own.model, salt=json.dumps([own.tenant, own.salt]))
 
 
 class Encoder:
@@ -63,16 +65,18 @@ class Encoder:
 class Outcome(msgspec.Struct, frozen=True):
     """What a request found.
 
-    num_tokens  of its prompt
-    num_cached  of them, those that were found
-    cause       why it found no more
-    other       in which fields a namespace differs that has more of it
+    num_tokens     of its prompt
+    num_cached     of them, those that were found
+    cause          why it found no more
+    num_elsewhere  tokens that are cached under another salt of the same tenant
+    num_evicted    tokens that follow and were evicted
     """
 
     num_tokens: int
     num_cached: int
     cause: Cause
-    other: tuple[str, ...] = ()
+    num_elsewhere: int = 0
+    num_evicted: int = 0
 
 
 def replay(
@@ -99,7 +103,13 @@ def cache_of(num_blocks: int, block_size: int) -> RadixCache:
 def serve(cache: RadixCache, request: Encoded) -> Outcome:
     """Serve one request as an engine would: look up, compute, publish prompt and reply, let go."""
     key = PrefixKey(request.namespace, request.prompt)
-    why = cache.explain(key)
+    tenant = json.dumps([request.request.tenant])[:-1]
+    among = [
+        n
+        for n in cache.tree.roots
+        if n.model == key.namespace.model and n.salt.startswith(f"{tenant}, ")
+    ]
+    why = cache.explain(key, among=among)
     try:
         lease = cache.acquire(key)
         cache.append(lease, request.reply)
@@ -112,7 +122,14 @@ def serve(cache: RadixCache, request: Encoded) -> Outcome:
     num_cached = lease.num_cached
     cache.commit(lease, lease.num_tokens)
     cache.release(lease)
-    return Outcome(request.num_tokens, num_cached, why.cause, why.other)
+    evicted = why.evicted.num_blocks if why.evicted else 0
+    return Outcome(
+        num_tokens=request.num_tokens,
+        num_cached=num_cached,
+        cause=why.cause,
+        num_elsewhere=why.num_elsewhere,
+        num_evicted=evicted * cache.config.block_size,
+    )
 
 
 def _num_blocks(request: Encoded, block_size: int) -> int:

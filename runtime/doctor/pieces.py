@@ -1,0 +1,77 @@
+"""Texts as pieces: what one could move without tearing a sentence apart.
+
+Owns: where a text is cut, and how to find which earlier request a request is most like.  Does not
+know: tokens, why requests differ.
+Idea: two requests are alike in the pieces that both have, wherever those stand; a prefix tells only
+of what stands before the first difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+from runtime.doctor.log import LoggedRequest
+
+NUM_LATEST = 6
+"""Requests remembered for each piece, the latest."""
+
+LEAST_PIECE = 4
+"""Characters that a piece must have to say something."""
+
+_SENTENCE = re.compile(r"(?<=[.!?;])[ \t]+|(?<=\n)")
+
+
+def pieces_of(text: str) -> list[str]:
+    r"""Cut a text into lines and sentences; together they are the text again.
+
+    >>> pieces_of("One. Two at 10:30.\nThree")
+    ['One. ', 'Two at 10:30.\n', 'Three']
+    """
+    cuts = [match.end() for match in _SENTENCE.finditer(text)]
+    edges = [0, *(cut for cut in cuts if 0 < cut < len(text)), len(text)]
+    return [text[a:b] for a, b in pairwise(edges) if a < b]
+
+
+def blocks_of(text: str) -> list[str]:
+    """Cut a text at its empty lines; what separates blocks is left out."""
+    return [block for block in re.split(r"\n\s*\n", text.strip()) if block.strip()]
+
+
+class Neighbours:
+    """Finds for each request of a log the earlier one that it is most like."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, deque[int]] = defaultdict(lambda: deque(maxlen=NUM_LATEST))
+        self._bags: list[Counter[str]] = []
+
+    def add(self, request: LoggedRequest) -> tuple[int | None, int]:
+        """Take the next request of the log.
+
+        returns  the index of the earlier request that shares most with it, the latest of several,
+                 and how many characters they share; None and 0 where none shares anything
+        """
+        bag = _bag(request)
+        candidates = {index for piece in bag for index in self._latest.get(piece, ())}
+        shared = {index: _shared(bag, self._bags[index]) for index in candidates}
+        best = max(shared, key=lambda index: (shared[index], index), default=None)
+        number = len(self._bags)
+        self._bags.append(bag)
+        for piece in bag:
+            self._latest[piece].append(number)
+        return (best, shared[best]) if best is not None else (None, 0)
+
+
+def _bag(request: LoggedRequest) -> Counter[str]:
+    texts: Sequence[str] = [tool.text for tool in request.tools]
+    bag: Counter[str] = Counter(texts)
+    for said in request.said:
+        bag.update(piece.strip() for piece in pieces_of(said.text))
+    return Counter({piece: n for piece, n in bag.items() if len(piece) >= LEAST_PIECE})
+
+
+def _shared(bag: Counter[str], other: Counter[str]) -> int:
+    small, large = sorted((bag, other), key=len)
+    return sum(min(n, large[piece]) * len(piece) for piece, n in small.items() if piece in large)

@@ -1,0 +1,182 @@
+"""What was changed from one text to another that is like it.
+
+Owns: comparing two texts of the same place in two prompts.  Does not know: which place that is,
+what follows from it.
+Idea: the plainest explanation first.  If the texts are equal once thoughts, white space, order or
+addresses are left out, that is what changed; else the first words that differ tell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+
+import msgspec
+
+from runtime.doctor.log import IMAGE_CLOSE, IMAGE_OPEN
+from runtime.doctor.pieces import blocks_of
+from runtime.doctor.reasons import Reason
+from runtime.doctor.values import kind_of_value
+from runtime.misses.rewriting import without_thoughts
+
+MOST_COMPARED = 4_000
+"""Words that are compared one by one; where more differ, they count as one stretch."""
+
+EDIT_WORDS, EDIT_SHARE = 8, 0.2
+"""An edit changes at most so many words, and at most this share of them."""
+
+_WORD = re.compile(r"\s+|\S+")
+_IMAGE = re.compile(f"{re.escape(IMAGE_OPEN)}(.*?){re.escape(IMAGE_CLOSE)}")
+
+
+class TextChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The first difference of two texts, and what kind of difference it is.
+
+    reason  what changed; None for words that are no value of a known kind and more than an edit
+    before  the text that both share before it, a few words
+    theirs  what the earlier text has there
+    ours    what the later one has
+    after   what follows in the later one
+    """
+
+    reason: Reason | None
+    before: str
+    theirs: str
+    ours: str
+    after: str
+
+
+class Hunk(msgspec.Struct, frozen=True):
+    """A stretch that differs: where it lies in each text."""
+
+    theirs: tuple[int, int]
+    ours: tuple[int, int]
+
+
+def compare_texts(theirs: str, ours: str) -> TextChange:
+    """Say what changed from the earlier text to the later one; they differ."""
+    found = hunks(theirs, ours)
+    first = found[0]
+    their_words, our_words = theirs[slice(*first.theirs)], ours[slice(*first.ours)]
+    reason = _rewritten(theirs, ours)
+    if reason is None:
+        label = ours[: first.ours[0]]
+        reason = kind_of(their_words, our_words, label) or _edited(theirs, ours, found)
+    return TextChange(
+        reason=reason,
+        before=ours[: first.ours[0]][-80:],
+        theirs=their_words,
+        ours=our_words,
+        after=ours[first.ours[1] :][:80],
+    )
+
+
+def kind_of(theirs: str, ours: str, before: str) -> Reason | None:
+    """Tell what kind of value two differing stretches are, from what stands before them."""
+    *above, line = before.rsplit("\n", 3)
+    label = line if line.strip() else "\n".join([*above[-1:], line])
+    git = kind_of_value("", "\n".join([*above[1:], line]))
+    if git is not None:
+        return git
+    return kind_of_value(ours.strip(), label) or kind_of_value(theirs.strip(), label)
+
+
+def likeness(theirs: str, ours: str) -> float:
+    """Return how much of the longer text both have, by words in any order: from 0 to 1.
+
+    >>> likeness("one two three four", "four three two 1")
+    0.75
+    """
+    left, right = Counter(theirs.split()), Counter(ours.split())
+    most = max(left.total(), right.total())
+    return (left & right).total() / most if most else 1.0
+
+
+def hunks(theirs: str, ours: str) -> list[Hunk]:
+    """Return the stretches that differ, in whole words; those with only space between are one."""
+    left, right = _WORD.findall(theirs), _WORD.findall(ours)
+    head = _shared_items(left, right)
+    tail = _shared_items(left[head:][::-1], right[head:][::-1])
+    middle = left[head : len(left) - tail], right[head : len(right) - tail]
+    found: list[Hunk] = []
+    at = [sum(map(len, words[:head])) for words in (left, right)]
+    for tag, a, b in _stretches(*middle):
+        ends = [at[0] + sum(map(len, a)), at[1] + sum(map(len, b))]
+        if tag == "equal":
+            is_gap = found and not "".join(a).strip()
+            if is_gap:
+                last = found.pop()
+                found.append(Hunk((last.theirs[0], ends[0]), (last.ours[0], ends[1])))
+        elif found and found[-1].theirs[1] == at[0] and found[-1].ours[1] == at[1]:
+            last = found.pop()
+            found.append(Hunk((last.theirs[0], ends[0]), (last.ours[0], ends[1])))
+        else:
+            found.append(Hunk((at[0], ends[0]), (at[1], ends[1])))
+        at = ends
+    return found or [Hunk((len(theirs), len(theirs)), (len(ours), len(ours)))]
+
+
+def _stretches(left: list[str], right: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield runs of words that are equal or not, by `difflib` where that takes no long."""
+    if len(left) > MOST_COMPARED or len(right) > MOST_COMPARED:
+        yield "replace", left, right
+        return
+    matcher = SequenceMatcher(None, left, right, autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        yield tag, left[a:b], right[c:d]
+
+
+def _shared_items(left: list[str], right: list[str]) -> int:
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+
+
+def _rewritten(theirs: str, ours: str) -> Reason | None:
+    """The way in which one text says the same as the other; None where it says something else."""
+    if _IMAGE.sub("", theirs) == _IMAGE.sub("", ours):
+        left, right = _IMAGE.findall(theirs), _IMAGE.findall(ours)
+        if sorted(left) == sorted(right):
+            return Reason.IMAGE_MOVED
+        if sorted(_bare(a) for a in left) == sorted(_bare(a) for a in right):
+            return Reason.IMAGE_ADDRESS
+    if without_thoughts(theirs).strip() == without_thoughts(ours).strip():
+        return Reason.THINKING_REMOVED
+    if "".join(theirs.split()) == "".join(ours.split()):
+        return Reason.WHITESPACE
+    if _sorted_json(theirs) == _sorted_json(ours):
+        return Reason.JSON_KEYS
+    for cut in (blocks_of, str.splitlines):
+        left, right = (sorted(p.strip() for p in cut(text)) for text in (theirs, ours))
+        if len(left) > 1 and left == right:
+            return Reason.EXAMPLES_SHUFFLED
+    return None
+
+
+def _edited(theirs: str, ours: str, found: list[Hunk]) -> Reason | None:
+    """An edit, if few words changed; None for more."""
+    changed = sum(
+        max(len(theirs[slice(*hunk.theirs)].split()), len(ours[slice(*hunk.ours)].split()))
+        for hunk in found
+    )
+    most = min(EDIT_WORDS, EDIT_SHARE * len(ours.split()))
+    return Reason.PROMPT_EDITED if changed <= most else None
+
+
+def _bare(address: str) -> str:
+    return re.split(r"[?#]", address)[0]
+
+
+def _sorted_json(text: str) -> str:
+    """Return a text in which every JSON object has its keys sorted."""
+    decoder, parts, at = json.JSONDecoder(), [], 0
+    while (start := text.find("{", at)) >= 0:
+        parts.append(text[at:start])
+        try:
+            value, at = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            value, at = None, start + 1
+        parts.append("{" if value is None else json.dumps(value, sort_keys=True))
+    return "".join((*parts, text[at:]))

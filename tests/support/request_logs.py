@@ -1,0 +1,430 @@
+"""Logs of requests as programs write them: clean ones, and ones with one planted prefix breaker.
+
+Owns: the programs, and what each breaker does to a body as it is sent.  Does not know: how a breaker
+is found.
+Idea: every breaker is a function from the clean body of a request to the one that is sent, so a log
+differs from a clean one in nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Body = dict[str, Any]
+
+_WORDS = [
+    "answer",
+    "basket",
+    "border",
+    "bridge",
+    "candle",
+    "carbon",
+    "castle",
+    "circle",
+    "copper",
+    "cotton",
+    "county",
+    "credit",
+    "desert",
+    "dinner",
+    "dragon",
+    "editor",
+    "effort",
+    "engine",
+    "expert",
+    "fabric",
+    "family",
+    "farmer",
+    "figure",
+    "filter",
+    "flight",
+    "forest",
+    "garden",
+    "gather",
+    "ground",
+    "harbor",
+    "harvest",
+    "island",
+    "jacket",
+    "kitchen",
+    "ladder",
+    "launch",
+    "leader",
+    "letter",
+    "linen",
+    "market",
+    "master",
+    "matter",
+    "meadow",
+    "middle",
+    "mirror",
+    "moment",
+    "motion",
+    "narrow",
+    "nature",
+    "needle",
+    "number",
+    "orange",
+    "palace",
+    "parcel",
+    "pencil",
+    "people",
+    "planet",
+    "pocket",
+    "policy",
+    "powder",
+    "prison",
+    "profit",
+    "rabbit",
+    "reason",
+    "record",
+    "rescue",
+    "ribbon",
+    "river",
+    "saddle",
+    "sample",
+    "school",
+    "season",
+    "secret",
+    "shadow",
+    "signal",
+    "silver",
+    "singer",
+    "spirit",
+    "spring",
+    "square",
+    "stable",
+    "station",
+    "stream",
+    "summer",
+    "supply",
+    "switch",
+    "table",
+    "temple",
+    "tenant",
+    "thread",
+    "ticket",
+    "timber",
+    "tunnel",
+    "valley",
+    "velvet",
+    "village",
+    "vision",
+    "volume",
+    "wander",
+    "weapon",
+    "weather",
+    "window",
+    "winter",
+    "wonder",
+    "yellow",
+]
+
+
+class Sent(NamedTuple):
+    """A request about to be sent.
+
+    body          the clean body; may be changed
+    conversation  which conversation it belongs to
+    turn          which of its turns, from 0
+    number        place in the log
+    """
+
+    body: Body
+    conversation: int
+    turn: int
+    number: int
+
+
+Breaker = Callable[[random.Random, Sent], Body]
+
+
+def sentence(rng: random.Random, *, length: int = 9) -> str:
+    """Return a sentence that is like no other."""
+    words = [rng.choice(_WORDS) for _ in range(length)]
+    return f"{words[0].capitalize()} {' '.join(words[1:])}."
+
+
+def paragraph(rng: random.Random, *, length: int = 4) -> str:
+    """Return a few sentences."""
+    return " ".join(sentence(rng) for _ in range(length))
+
+
+class Program:
+    """A chat program: one system prompt, some tools, several conversations at once."""
+
+    def __init__(
+        self, rng: random.Random, *, conversations: int = 5, turns: int = 4, shots: bool = False
+    ) -> None:
+        self.rng = rng
+        self.rules = [f"- {sentence(rng)}" for _ in range(10)]
+        self.tools = [_tool(rng, name) for name in ("search", "add", "weather", "translate")]
+        self.shots: list[Body] = []
+        for _ in range(4 if shots else 0):
+            self.shots += [
+                {"role": "user", "content": paragraph(rng, length=2)},
+                {"role": "assistant", "content": paragraph(rng, length=2)},
+            ]
+        self._histories: list[list[Body]] = [[] for _ in range(conversations)]
+        self._left = [turns] * conversations
+
+    @property
+    def system(self) -> str:
+        """The system prompt."""
+        return "\n".join(["You are an assistant of a shop. Keep to these rules:", *self.rules])
+
+    def lines(self, breaker: Breaker | None = None) -> list[Body]:
+        """Return the log's lines, all turns of all conversations, in an order of the rng's."""
+        lines: list[Body] = []
+        while any(self._left):
+            which = self.rng.choice([i for i, left in enumerate(self._left) if left])
+            history = self._histories[which]
+            history.append({"role": "user", "content": paragraph(self.rng, length=2)})
+            system = {"role": "system", "content": self.system}
+            body = copy.deepcopy({"messages": [system, *self.shots, *history]})
+            body["tools"] = copy.deepcopy(self.tools)
+            if breaker is not None:
+                body = breaker(self.rng, Sent(body, which, len(history) // 2, len(lines)))
+            reply = paragraph(self.rng)
+            history.append({"role": "assistant", "content": reply})
+            self._left[which] -= 1
+            answer = {"choices": [{"message": {"role": "assistant", "content": reply}}]}
+            lines.append({"body": body, "response": answer})
+        return lines
+
+
+def _tool(rng: random.Random, name: str) -> Body:
+    properties = {
+        rng.choice(_WORDS): {"type": "string", "description": sentence(rng)} for _ in range(3)
+    }
+    parameters = {"type": "object", "properties": properties, "required": []}
+    function = {"name": name, "description": sentence(rng), "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _above(text: Callable[[random.Random, Sent], str]) -> Breaker:
+    """A breaker that writes a text above the rules of the system prompt."""
+
+    def breaker(rng: random.Random, sent: Sent) -> Body:
+        system = sent.body["messages"][0]
+        first, _, rest = system["content"].partition("\n")
+        system["content"] = f"{first}\n{text(rng, sent)}\n{rest}"
+        return sent.body
+
+    return breaker
+
+
+def _clock(rng: random.Random, sent: Sent) -> str:
+    return f"Current time: {rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}"
+
+
+def _date(rng: random.Random, sent: Sent) -> str:
+    month = rng.choice(["January", "March", "June", "October"])
+    return f"Today is {rng.randrange(1, 29)} {month} {rng.randrange(2000, 2030)}."
+
+
+def _git(rng: random.Random, sent: Sent) -> str:
+    files = "\n".join(f"  modified: src/{rng.choice(_WORDS)}.py" for _ in range(3))
+    return f"git status:\nOn branch {rng.choice(_WORDS)}-{rng.randrange(999)}\n{files}"
+
+
+def _name(rng: random.Random, sent: Sent) -> str:
+    return f"You are talking to {rng.choice(_WORDS).title()} {rng.choice(_WORDS).title()}."
+
+
+def _hex(rng: random.Random, length: int) -> str:
+    return f"{rng.getrandbits(4 * length):0{length}x}"
+
+
+def _documents(rng: random.Random, sent: Sent) -> str:
+    return "Documents:\n" + "\n".join(f"* {sentence(rng)}" for _ in range(8))
+
+
+def _edited(rng: random.Random, sent: Sent) -> Body:
+    system = sent.body["messages"][0]
+    word = rng.choice(_WORDS)
+    system["content"] = system["content"].replace("an assistant", f"an {word} assistant")
+    return sent.body
+
+
+def _examples_shuffled(rng: random.Random, sent: Sent) -> Body:
+    system = sent.body["messages"][0]
+    rules = system["content"].split("\n")
+    blocks = [f"Example: {rule}\nReply: {rule[::-1]}" for rule in rules[1:]]
+    rng.shuffle(blocks)
+    system["content"] = "\n\n".join([rules[0], *blocks])
+    return sent.body
+
+
+def _turns_shuffled(rng: random.Random, sent: Sent) -> Body:
+    messages = sent.body["messages"]
+    pairs = [messages[i : i + 2] for i in range(1, 9, 2)]
+    rng.shuffle(pairs)
+    messages[1:9] = [message for pair in pairs for message in pair]
+    return sent.body
+
+
+def _shuffled_keys(rng: random.Random, value: Any) -> Any:
+    if isinstance(value, dict):
+        keys = list(value)
+        rng.shuffle(keys)
+        return {key: _shuffled_keys(rng, value[key]) for key in keys}
+    return [_shuffled_keys(rng, item) for item in value] if isinstance(value, list) else value
+
+
+def _json_keys(rng: random.Random, sent: Sent) -> Body:
+    shop = {word: {"stock": len(word), "price": 7 * len(word)} for word in _WORDS[:12]}
+    system = sent.body["messages"][0]
+    system["content"] = f"Stock: {json.dumps(_shuffled_keys(rng, shop))}\n{system['content']}"
+    return sent.body
+
+
+def _tool_order(rng: random.Random, sent: Sent) -> Body:
+    rng.shuffle(sent.body["tools"])
+    return sent.body
+
+
+def _tool_keys(rng: random.Random, sent: Sent) -> Body:
+    sent.body["tools"] = _shuffled_keys(rng, sent.body["tools"])
+    return sent.body
+
+
+def _tool_text(rng: random.Random, sent: Sent) -> Body:
+    function = sent.body["tools"][0]["function"]
+    function["description"] = f"Now offers {paragraph(rng, length=2)} {function['description']}"
+    return sent.body
+
+
+def _tools_come_and_go(rng: random.Random, sent: Sent) -> Body:
+    sent.body["tools"] = [tool for tool in sent.body["tools"] if rng.random() < 0.6]
+    if not sent.body["tools"]:
+        del sent.body["tools"]
+    return sent.body
+
+
+def _trimmed(rng: random.Random, sent: Sent) -> Body:
+    messages = sent.body["messages"]
+    sent.body["messages"] = [messages[0], *messages[1:][-5:]]
+    return sent.body
+
+
+def _cleared(rng: random.Random, sent: Sent) -> Body:
+    for message in sent.body["messages"][1:-3]:
+        if message["role"] == "assistant":
+            message["content"] = "[old reply cleared]"
+    return sent.body
+
+
+def _reminder(rng: random.Random, sent: Sent) -> Body:
+    rules = "Remember: be brief, be kind, never tell what is on the list of things to keep."
+    sent.body["messages"].insert(-1, {"role": "user", "content": rules})
+    return sent.body
+
+
+def _thinking(rng: random.Random, sent: Sent) -> Body:
+    last = len(sent.body["messages"]) - 2
+    for at, message in enumerate(sent.body["messages"]):
+        if message["role"] == "assistant" and at == last:
+            message["content"] = f"<think>\n{sentence(rng)}\n</think>\n\n{message['content']}"
+    return sent.body
+
+
+def _white_space(rng: random.Random, sent: Sent) -> Body:
+    for message in sent.body["messages"][1:-1]:
+        words = message["content"].split(" ")
+        gaps = [rng.choice([" ", " ", " ", "\n"]) for _ in words]
+        message["content"] = "".join(f"{w}{g}" for w, g in zip(words, gaps, strict=True)).strip()
+    return sent.body
+
+
+def _image(url: str) -> Body:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _image_moves(rng: random.Random, sent: Sent) -> Body:
+    system = sent.body["messages"][0]
+    parts = [{"type": "text", "text": line + "\n"} for line in system["content"].split("\n")]
+    parts.insert(rng.randrange(3), _image("https://shop.example/map.png"))
+    system["content"] = parts
+    return sent.body
+
+
+def _image_signed(rng: random.Random, sent: Sent) -> Body:
+    system = sent.body["messages"][0]
+    image = _image(f"https://shop.example/map.png?sig={_hex(rng, 16)}")
+    system["content"] = [image, {"type": "text", "text": system["content"]}]
+    return sent.body
+
+
+def _salted(rng: random.Random, sent: Sent) -> Body:
+    return sent.body | {"cache_salt": _hex(rng, 8)}
+
+
+def _question_above(rng: random.Random, sent: Sent) -> Body:
+    rules = sent.body["messages"][0]["content"]
+    return {"prompt": f"Question: {paragraph(rng, length=2)}\n{rules}\nAnswer:"}
+
+
+BREAKERS: dict[str, tuple[Breaker, str]] = {
+    "clock": (_above(_clock), "clock"),
+    "epoch seconds": (
+        _above(lambda rng, sent: f"ts={1_700_000_000 + rng.randrange(10**7)}"),
+        "clock",
+    ),
+    "date": (_above(_date), "date"),
+    "iso date": (
+        _above(lambda rng, sent: f"Date: 20{rng.randrange(10, 30)}-0{rng.randrange(1, 9)}-17"),
+        "date",
+    ),
+    "uuid": (
+        _above(lambda rng, sent: f"Session: {uuid.UUID(int=rng.getrandbits(128), version=4)}"),
+        "uuid",
+    ),
+    "request id": (_above(lambda rng, sent: f"Request id: {_hex(rng, 12)}"), "request_id"),
+    "trace": (_above(lambda rng, sent: f"[trace_{_hex(rng, 16)}]"), "request_id"),
+    "budget": (
+        _above(lambda rng, sent: f"Tokens left in the budget: {rng.randrange(10**6):,}"),
+        "number",
+    ),
+    "cwd": (
+        _above(lambda rng, sent: f"Working directory: /home/{rng.choice(_WORDS)}/{_hex(rng, 4)}"),
+        "directory",
+    ),
+    "git status": (_above(_git), "git"),
+    "user's name": (_above(_name), "caller"),
+    "documents above": (_above(_documents), "context_above"),
+    "question above": (_question_above, "context_above"),
+    "one word edited": (_edited, "prompt_edited"),
+    "examples shuffled": (_examples_shuffled, "examples_shuffled"),
+    "turns shuffled": (_turns_shuffled, "examples_shuffled"),
+    "json keys": (_json_keys, "json_keys"),
+    "tool order": (_tool_order, "tool_order"),
+    "tool keys": (_tool_keys, "tool_keys"),
+    "tool text": (_tool_text, "tool_edited"),
+    "tools come and go": (_tools_come_and_go, "tools_changed"),
+    "history trimmed": (_trimmed, "history_trimmed"),
+    "replies cleared": (_cleared, "history_edited"),
+    "reminder moves": (_reminder, "message_moved"),
+    "thinking removed": (_thinking, "thinking_removed"),
+    "white space": (_white_space, "whitespace"),
+    "image moves": (_image_moves, "image_moved"),
+    "image signed": (_image_signed, "image_address"),
+    "salt of each request": (_salted, "other_salt"),
+}
+"""Each planted breaker, and the reason by which it must be found."""
+
+
+def broken_log(name: str, seed: int) -> list[Body]:
+    """Return a log with one planted breaker."""
+    rng = random.Random(f"{name} {seed}")  # reproducible, not secret
+    program = Program(rng, turns=6 if name in LONG else 4, shots=name == "turns shuffled")
+    return program.lines(BREAKERS[name][0])
+
+
+LONG = ("history trimmed", "replies cleared", "reminder moves", "thinking removed")
+"""Breakers that show in long conversations only."""
