@@ -149,6 +149,15 @@ class Scheduler:
             self.cache.release(sequence.lease)
             sequence.lease = None
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's blocks back; it waits at its old place and resumes as a hit."""
+        assert sequence.lease is not None
+        self.cache.release(sequence.lease)
+        sequence.lease, sequence.sampled, sequence.num_computed = None, None, 0
+        self.running.remove(sequence)
+        self.admission.put_back(sequence)
+        self.num_preemptions += 1
+
     def forget_released(self) -> None:
         """Take the slices out of the step in progress whose sequences have no lease any more."""
         self._planned = [pair for pair in self._planned if pair[0].lease is not None]
@@ -188,15 +197,7 @@ class Scheduler:
         if closing:
             self.drop(closing[-1])
         else:
-            self._preempt(self.admission.ordering.weakest(list(filter(counts, self.running))))
-
-    def _preempt(self, sequence: Sequence) -> None:
-        assert sequence.lease is not None
-        self.cache.release(sequence.lease)
-        sequence.lease, sequence.sampled, sequence.num_computed = None, None, 0
-        self.running.remove(sequence)
-        self.admission.put_back(sequence)
-        self.num_preemptions += 1
+            self.preempt(self.admission.ordering.weakest(list(filter(counts, self.running))))
 
     def _plan(self, sequence: Sequence, budget: int) -> int:
         """Plan as many tokens of a sequence as the budget and the chunk limit allow."""

@@ -167,54 +167,7 @@ def test_the_reference_sees_order_and_the_past():
     assert (swapped[-1] - rows[-1]).abs().max() > 1e-3 * rows.abs().max()
 
 
-# The same bits.
-
-
-def test_cached_or_not_in_any_blocks_and_chunks_the_bits_are_the_same(config, dtype):
-    prompts = [prompt(150), prompt(150)[:133] + prompt(30, first=3)]
-    assert prompts[0][133] != prompts[1][133]
-    plain = Lab(config, dtype, enable_prefix_cache=False)
-    expected = [plain.ask(ids, sampling=DRAWN)[0] for ids in prompts]
-    assert [answer.num_cached for answer in expected] == [0, 0]
-    for block_size, chunk in ((1, 0), (1, 7), (4, 1), (4, 0), (16, 7), (16, 0)):
-        lab = Lab(
-            config,
-            dtype,
-            num_blocks=800 // block_size,
-            block_size=block_size,
-            max_chunk_tokens=chunk,
-        )
-        for ids, right in zip(prompts, expected, strict=True):
-            (first,) = lab.ask(ids, sampling=DRAWN)
-            (again,) = lab.ask(ids, sampling=DRAWN)
-            assert first.same_bits(right)
-            assert again.same_bits(right)
-            published = (len(ids) + len(first.tokens)) // block_size * block_size
-            assert again.num_cached == min(len(ids) - 1, published)
-        assert first.num_cached == 133
-
-
-def test_alone_or_in_any_company_the_bits_are_the_same(config, dtype):
-    prompts = [prompt(3 + 29 * i, first=i) for i in range(5)]
-    prompts.append(prompts[-1][:100] + prompt(9, first=8))
-    alone = [Lab(config, dtype).ask(ids)[0] for ids in prompts]
-    lab = Lab(config, dtype, block_size=4, max_step_tokens=90, max_running=5)
-    for _ in range(2):
-        together = lab.ask(*prompts)
-        assert all(a.same_bits(b) for a, b in zip(alone, together, strict=True))
-    backwards = Lab(config, dtype, max_chunk_tokens=16).ask(*reversed(prompts))
-    assert all(a.same_bits(b) for a, b in zip(alone, reversed(backwards), strict=True))
-
-
-def test_after_preemption_the_bits_are_the_same(config, dtype):
-    sampling = SamplingParams(max_tokens=20, temperature=1.0, seed=3)
-    prompts = [prompt(30, first=i) for i in range(4)]
-    alone = [Lab(config, dtype).ask(ids, sampling=sampling)[0] for ids in prompts]
-    for block_size in (1, 4):
-        lab = Lab(config, dtype, num_blocks=132 // block_size, block_size=block_size)
-        together = lab.ask(*prompts, sampling=sampling)
-        assert lab.engine.stats().preemptions > 0
-        assert all(a.same_bits(b) for a, b in zip(alone, together, strict=True))
+# The same bits; test_invisibility.py has the matrix.
 
 
 def test_the_next_turn_of_a_conversation_has_the_bits_of_a_new_start(config, dtype):
@@ -224,15 +177,3 @@ def test_the_next_turn_of_a_conversation_has_the_bits_of_a_new_start(config, dty
         assert answer.num_cached == (len(history) - 5 if turn else 0)
         assert answer.same_bits(Lab(config, dtype).ask(history)[0])
         history = history + answer.tokens + prompt(5, first=turn)
-
-
-def test_with_two_threads_the_bits_are_the_same_among_themselves(dtype):
-    torch.set_num_threads(2)
-    config, ids, sampling = SHAPES["gqa3-dim64"], prompt(60), SamplingParams(max_tokens=2)
-    (alone,) = Lab(config, dtype, enable_prefix_cache=False).ask(ids, sampling=sampling)
-    lab = Lab(config, dtype, block_size=4, max_chunk_tokens=29)
-    (first,) = lab.ask(ids, sampling=sampling)
-    again, _ = lab.ask(ids, prompt(33, first=1), sampling=sampling)
-    assert first.same_bits(alone)
-    assert again.same_bits(alone)
-    assert again.num_cached == 59

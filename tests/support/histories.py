@@ -9,8 +9,11 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 
-STRESS = os.environ.get("RADIXCACHE_STRESS") == "1"
+STRESS = os.environ.get("RADIXCACHE_STRESS") in ("1", "whole")
 """Whether this is the long run; see docs/testing.md."""
+
+WHOLE = os.environ.get("RADIXCACHE_STRESS") == "whole"
+"""Whether tables too large even for that are played to the end; hours."""
 
 BOUNDED = settings(
     max_examples=200,

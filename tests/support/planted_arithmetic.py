@@ -1,0 +1,148 @@
+"""Faults of arithmetic to plant: each makes a token's bits depend on more than the tokens up to it.
+
+Owns: the faults, and how one is planted.  Does not know: who catches it; the tests do.
+Idea: these are the ways in which caches are seen elsewhere: an order of sums that follows the
+batch or the cut of a prompt, noise by row, positions that count from the hit.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.nn import functional
+
+from runtime.kv.store import KVStore
+from tests.support.planted import PlantedBug
+
+LLAMA = importlib.import_module("runtime.models.llama")
+
+Cuts = Callable[[int, int, int], list[int]]
+"""Where the keys of a sequence are cut: from its first new row, its length and the batch's size."""
+
+
+class PlantedFault(NamedTuple):
+    """One fault: what goes wrong, as a phrase, and how it is put in place for a test."""
+
+    name: str
+    plant: Callable[[pytest.MonkeyPatch], None]
+
+
+def attention_cut_at(cuts: Cuts) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant an attention that is right, but sums its keys part by part, cut where `cuts` says."""
+
+    def attend(
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        q_start: torch.Tensor,
+        *,
+        scale: float,
+        **options: Any,
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        rows = q_start.tolist()
+        for i, seq_len in enumerate(seq_lens.tolist()):
+            keys, values = (
+                pool[block_table[i].clamp(min=0).long()].flatten(0, 1)[:seq_len].float()
+                for pool in (k_pool, v_pool)
+            )
+            first = seq_len - (rows[i + 1] - rows[i])
+            ends = [0, *cuts(first, seq_len, len(rows) - 1), seq_len]
+            parts = list(pairwise(ends))
+            out[rows[i] : rows[i + 1]] = _in_parts(
+                q[rows[i] : rows[i + 1]].float() * scale, keys, values, first, parts
+            ).to(q.dtype)
+        return out
+
+    return lambda monkeypatch: monkeypatch.setattr(LLAMA, "extend_attention", attend)
+
+
+def _in_parts(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    first: int,
+    parts: list[tuple[int, int]],
+) -> torch.Tensor:
+    """Attend to each part of the keys on its own, and merge what that gives."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
+    scores = torch.einsum("thd,shd->hts", q, keys)
+    ahead = torch.arange(len(keys)) > (first + torch.arange(len(q)))[:, None]
+    scores = scores.masked_fill(ahead, -torch.inf)
+    top = scores.amax(-1, keepdim=True)
+    total, mass = 0.0, 0.0
+    for start, end in parts:
+        weights = torch.exp(scores[..., start:end] - top)
+        total = total + torch.einsum("hts,shd->htd", weights, values[start:end])
+        mass = mass + weights.sum(-1, keepdim=True)
+    return (total / mass).transpose(0, 1)
+
+
+def _plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: Any = None, **options: Any) -> Any:
+        return functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(LLAMA, "linear", product)
+
+
+def _store_after_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend, store = LLAMA.extend_attention, LLAMA.store_kv
+    late: list[tuple[Any, ...]] = []
+
+    def attend_first(*tensors: Any, **options: Any) -> torch.Tensor:
+        attended: torch.Tensor = attend(*tensors, **options)
+        store(*late.pop())
+        return attended
+
+    monkeypatch.setattr(LLAMA, "store_kv", lambda *tensors: late.append(tensors))
+    monkeypatch.setattr(LLAMA, "extend_attention", attend_first)
+
+
+def _edit(name: str, where: tuple[Any, str], edit: tuple[str, str]) -> PlantedFault:
+    return PlantedFault(name, PlantedBug(name, where, edit, seen_by="").plant)
+
+
+FAULTS = (
+    PlantedFault(
+        "attention cuts its keys where the cached prefix ends",
+        attention_cut_at(lambda first, seq_len, size: [first] if first else []),
+    ),
+    PlantedFault(
+        "attention cuts its keys by how many sequences there are",
+        attention_cut_at(lambda first, seq_len, size: [seq_len // 2] if size > 2 else []),
+    ),
+    PlantedFault("products take any number of rows", _plain_products),
+    PlantedFault("K/V is stored after attention", _store_after_attention),
+    _edit(
+        "noise is drawn by the row of the batch",
+        (importlib.import_module("runtime.executor.executor"), "choose_tokens"),
+        (
+            "_noise(draw, logits.shape[-1]) for draw in drawn",
+            "torch.rand(logits.shape[-1], generator=torch.Generator().manual_seed(row))"
+            " for row in rows",
+        ),
+    ),
+    _edit(
+        "positions count from the first token that is computed",
+        (importlib.import_module("runtime.executor.executor"), "build_batch"),
+        ("positions=on_device(positions)", "positions=on_device(positions - starts[owner])"),
+    ),
+    _edit(
+        "noise counts positions from the hit",
+        (importlib.import_module("runtime.scheduler.scheduler"), "next_slice"),
+        ("_draws(sequence, end)", "_draws(sequence, end - sequence.num_in_place)"),
+    ),
+    _edit(
+        "a copied block misses its last slot",
+        (KVStore, "_copy_batch"),
+        ("c.num_tokens) for c", "max(0, c.num_tokens - 1)) for c"),
+    ),
+)
