@@ -1,4 +1,4 @@
-"""The command line: `radixcache serve | generate | chat | explain | pull | info`.
+"""The command line: `radixcache serve | generate | chat | explain | pull | info | verify`.
 
 Owns: finding the command, and turning errors into one line and an exit code.  Does not know: what
 a command does.
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from radixcache.errors import CallerError
-from runtime.cli import chat, explain, generate, info, pull, serve
+from runtime.cli import chat, explain, generate, info, pull, serve, verify
 from runtime.cli.options import report
 from runtime.errors import InvalidSetting, RequestError, RuntimeFault
 
-_COMMANDS = (serve, generate, chat, explain, pull, info)
+_COMMANDS = (serve, generate, chat, explain, pull, info, verify)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

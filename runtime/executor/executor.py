@@ -43,7 +43,7 @@ class ModelExecutor:
             tokens: list[int] = []
             logprobs: list[TokenLogprobs | None] = []
             if batch.draws:
-                logits = self.model.logits(hidden[batch.choose_rows])
+                logits = self._drawn_from(hidden, batch)
                 tokens = choose_tokens(logits, batch.draws)
                 logprobs = drawn_logprobs(logits, tokens, batch.draws)
             targets = self._target_logprobs(hidden, batch)
@@ -59,6 +59,10 @@ class ModelExecutor:
             self.store.copy(copies)
         except Exception as error:
             raise CopiesFailed(f"blocks could not be copied: {error}") from error
+
+    def _drawn_from(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the logits that the step's tokens are drawn from, [R, vocab] float32."""
+        return self.model.logits(hidden[batch.choose_rows])
 
     def _target_logprobs(self, hidden: torch.Tensor, batch: Batch) -> list[TokenLogprobs]:
         """Return what was asked of the tokens that stand there already, some rows at a time."""

@@ -143,6 +143,13 @@ class LlamaModel:
         """[vocab, hidden]: what the last hidden states are multiplied by."""
         return self._head
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every weight, as computed with, in a fixed order."""
+        layers = [getattr(layer, name) for layer in self._layers for name in LlamaLayer.__slots__]
+        found = [self._embedding, self._head, self._norm, *layers]
+        return [tensor for tensor in found if tensor is not None]
+
     def _product(
         self,
         x: torch.Tensor,
