@@ -103,8 +103,12 @@ def tiling_of(device: torch.device, dtype: torch.dtype, heads: Heads, *, wide: b
     return Tiling(sizes.rows // heads.group, sizes.split)
 
 
-def run_triton(call: Call, work: WorkPlan) -> None:
-    """Fill `call.out` by the list, without waiting for the device."""
+def run_triton(call: Call, work: WorkPlan, sizes: Sizes | None = None) -> None:
+    """Fill `call.out` by the list, without waiting for the device.
+
+    sizes  for measurements, and those that the list was made for; a launch that leaves it out has
+           the bits of every other
+    """
     q, out, options = call.q, call.out, call.options
     num_tokens, num_heads, head_dim = q.shape
     tops = masses = totals = None
@@ -114,7 +118,7 @@ def run_triton(call: Call, work: WorkPlan) -> None:
         totals = work.scratch.take("totals", *shape, head_dim)
     partial = (tops, masses, totals)
     with device_guard(q.device):
-        _attend(call, work, partial)
+        _attend(call, work, partial, sizes or _sizes_of(call, work))
         if work.num_splits:
             merge_kernel[(num_tokens, call.heads.num_kv)](
                 out,
@@ -133,12 +137,17 @@ def run_triton(call: Call, work: WorkPlan) -> None:
             )
 
 
-def _attend(call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...]) -> None:
+def _sizes_of(call: Call, work: WorkPlan) -> Sizes:
+    q = call.q
+    sizes = choose_sizes(target_of(q.device), q.dtype, q.shape[2], call.heads.group)
+    return sizes if work.num_splits else sizes.wide
+
+
+def _attend(
+    call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...], sizes: Sizes
+) -> None:
     q, k_pool, v_pool, options = call.q, call.k_pool, call.v_pool, call.options
     num_tokens, num_heads, head_dim = q.shape
-    sizes = choose_sizes(target_of(q.device), q.dtype, head_dim, call.heads.group)
-    if not work.num_splits:
-        sizes = sizes.wide
     scale = options.k_scale
     scale_strides = (0, 0, 1) if scale is None or scale.dim() == 1 else scale.stride()
     attention_kernel[(work.items.shape[0], call.heads.num_kv)](
