@@ -6,7 +6,8 @@ CacheError
 │   ├── InvalidConfig         a cache that can't be built
 │   ├── InvalidLease          a lease that is released, foreign, or asked for the impossible
 │   ├── StaleEpoch            a namespace whose epoch was raised since
-│   └── InvalidSnapshot       a manifest that is damaged, or does not fit this cache
+│   ├── InvalidSnapshot       a manifest that is damaged, or does not fit this cache
+│   └── InvalidTrace          a trace that can't be read or replayed
 ├── OutOfBlocks            the world: the pool is too small right now; nothing was changed
 └── InvariantViolation     our bug; the cache can't be trusted any more
 """
@@ -38,6 +39,10 @@ class StaleEpoch(CallerError):
 
 class InvalidSnapshot(CallerError):
     """A manifest that is damaged, or does not fit this cache; nothing of it was taken."""
+
+
+class InvalidTrace(CallerError):
+    """A trace that can't be read, or not in this way; the message names the line."""
 
 
 class OutOfBlocks(CacheError):

@@ -32,6 +32,10 @@ class NodeFacts(Protocol):
         """Order of creation, unique in the cache."""
 
     @property
+    def edge(self) -> Packed:
+        """Packed tokens from the parent to here."""
+
+    @property
     def last_access(self) -> int:
         """Logical time of the last acquire or commit that ended here, or at an evicted child."""
 

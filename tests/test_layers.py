@@ -40,6 +40,8 @@ TORCH_FREE = (
     "sessions/records",
     "sessions/conversation",
     "sessions/scoring",
+    "cli/quick",
+    "cli/simulate",
 )
 DEVICE_SIDE = ("executor", "kv", "models", "weights", "decoding")
 DECIDING_SIDE = ("runtime.scheduler", "runtime.engine", "runtime.server")

@@ -27,7 +27,15 @@ def test_the_public_names_are_these():
     assert set(radixcache.__all__) == {
         *("DEFAULT_NAMESPACE", "LRU", "BlockCopy", "CacheConfig", "CacheError", "CacheStats"),
         *("CallerError", "Commit", "EvictionPolicy", "InvalidConfig", "InvalidLease"),
-        *("InvalidTokens", "InvariantViolation", "Lease", "Match", "Namespace", "NodeFacts"),
+        *(
+            "InvalidTokens",
+            "InvalidTrace",
+            "InvariantViolation",
+            "Lease",
+            "Match",
+            "Namespace",
+            "NodeFacts",
+        ),
         *("NodeView", "OutOfBlocks", "PrefixKey", "RadixCache", "TreeView", "pack_tokens"),
         *("render_text", "unpack_tokens"),
         *("AllBlocksCleared", "BlockHasher", "BlockRemoved", "BlockStored", "EventRecorder"),
