@@ -61,13 +61,14 @@ def rotary_store_kv(
     num_tokens, num_heads, _ = shape
     num_kv_heads = k_pool.shape[2]
     if choose_backend(qkv.device, backend) == "torch":
-        q, k, v = (qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:])
+        qk, v = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
         if norms is not None:
-            q, k = _normed(q, norms[0], eps), _normed(k, norms[1], eps)
-        k = rotary(k, cos, sin, interleaved=interleaved, backend="torch")
+            q, k = qk[:, :num_heads], qk[:, num_heads:]
+            qk = torch.cat([_normed(q, norms[0], eps), _normed(k, norms[1], eps)], 1)
+        turned = rotary(qk, cos, sin, interleaved=interleaved, backend="torch")
         scales = {"k_scale": k_scale, "v_scale": v_scale}
-        store_kv(k, v, k_pool, v_pool, slot_mapping, **scales, backend="torch")
-        return rotary(q, cos, sin, interleaved=interleaved, out=out, backend="torch")
+        store_kv(turned[:, num_heads:], v, k_pool, v_pool, slot_mapping, **scales, backend="torch")
+        return turned[:, :num_heads] if out is None else out.copy_(turned[:, :num_heads])
     if out is None:
         out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
     check_shape("out", out, shape)

@@ -24,10 +24,9 @@ from kernels import (
     pack_weight,
     plan_extend,
     rms_norm,
-    rotary,
+    rotary_store_kv,
     rotary_table,
     silu_and_mul,
-    store_kv,
 )
 from runtime.kv.store import KVStore
 from runtime.models.batch import Batch
@@ -95,7 +94,8 @@ class LlamaModel:
 
         returns  [T, hidden] in the model's dtype
         """
-        x = functional.embedding(batch.token_ids, self._embedding)
+        added = functional.embedding(batch.token_ids, self._embedding)
+        x = torch.zeros_like(added)  # the residual stream; each norm adds to it what came before
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         plan = plan_extend(
             store.layer(0)[0],
@@ -109,11 +109,11 @@ class LlamaModel:
         step = _Step(batch, store, plan, cos, sin)
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._layers):
-            normed = rms_norm(x, layer.attention_norm, eps=eps)
-            x = x + self._attention(layer, index, normed, step)
-            normed = rms_norm(x, layer.ffn_norm, eps=eps)
-            x = x + self._product(silu_and_mul(self._product(normed, layer.gate_up)), layer.down)
-        return x
+            normed = rms_norm(added, layer.attention_norm, eps=eps, residual=x)
+            added = self._attention(layer, index, normed, step)
+            normed = rms_norm(added, layer.ffn_norm, eps=eps, residual=x)
+            added = self._product(silu_and_mul(self._product(normed, layer.gate_up)), layer.down)
+        return x.add_(added)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Project hidden states onto the vocabulary.
@@ -165,10 +165,8 @@ class LlamaModel:
         heads, kv_heads = config.num_heads, config.num_kv_heads
         mixed = self._product(x, layer.qkv, layer.qkv_bias)
         mixed = mixed.view(-1, heads + 2 * kv_heads, config.head_dim)
-        turned = rotary(mixed[:, : heads + kv_heads], step.cos, step.sin)
-        q, k, v = turned[:, :heads], turned[:, heads:], mixed[:, heads + kv_heads :]
         k_pool, v_pool = step.store.layer(index)
-        store_kv(k, v, k_pool, v_pool, batch.slot_mapping)
+        q = rotary_store_kv(mixed, step.cos, step.sin, k_pool, v_pool, batch.slot_mapping)
         attended = extend_attention(
             q,
             k_pool,
