@@ -25,6 +25,12 @@ class Epochs:
         """Return the epoch to which a namespace was raised, or None if it never was."""
         return self._newest.get(structs.replace(namespace, epoch=0))
 
+    def current(self, namespace: Namespace) -> Namespace:
+        """Return a namespace at the epoch it was raised to; itself where it never was."""
+        if not self.is_stale(namespace):
+            return namespace
+        return structs.replace(namespace, epoch=self.newest(namespace) or 0)
+
     def raise_above(self, namespace: Namespace) -> Namespace:
         """Make the epoch after the namespace's own the newest; return the namespace at it."""
         following = structs.replace(namespace, epoch=namespace.epoch + 1)

@@ -19,6 +19,7 @@ from typing import TypeVar, cast
 
 from runtime.engine import Engine, EngineStats
 from runtime.errors import EngineFailure, ServerBusy
+from runtime.recheck import Recheck, RecheckStats
 from runtime.request import Request, RequestOutput, Usage
 
 T = TypeVar("T")
@@ -63,11 +64,14 @@ class RequestStream:
 class AsyncEngine:
     """Runs an engine on its own thread.
 
+    recheck  what its thread does while the engine has nothing to do; None: it waits
+
     `start` before use, `stop` when done.  All other methods belong to event loops.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, recheck: Recheck | None = None) -> None:
         self._engine = engine
+        self._recheck = recheck
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}  # touched by the engine's thread alone
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -80,6 +84,11 @@ class AsyncEngine:
     def latest_stats(self) -> EngineStats:
         """The counters after the last step; readable from any thread."""
         return self._latest
+
+    @property
+    def recheck_stats(self) -> RecheckStats:
+        """What was checked again so far; readable from any thread."""
+        return self._recheck.stats if self._recheck else RecheckStats()
 
     @property
     def failure(self) -> str | None:
@@ -217,9 +226,12 @@ class AsyncEngine:
         """The thread: carry out what came in, run a step, pass on its news."""
         try:
             while not (self._stopping and not self._engine.has_work):
-                self._take_calls(wait=not self._engine.has_work)
+                rest = self._recheck if self._recheck and self._recheck.has_work else None
+                self._take_calls(wait=not self._engine.has_work and rest is None)
                 if self._engine.has_work:
                     self._deliver(self._engine.step())
+                elif rest and not self._stopping:
+                    rest.advance()
                 self._latest = self._engine.stats()
         except BaseException as error:  # our bug, or a library's panic: tell everyone, and end
             self._failure = f"the engine broke down: {type(error).__name__}: {error}"

@@ -31,7 +31,7 @@ from runtime.errors import (
     ServerBusy,
 )
 from runtime.live import LiveRequest
-from runtime.plan import StepPlan, StepResult, merge_results
+from runtime.plan import Difference, Ids, StepPlan, StepResult, merge_results
 from runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from runtime.scheduler.public import PUBLIC, PublicPrefix
 from runtime.scheduler.scheduler import Scheduler, Step
@@ -44,6 +44,9 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out the copies, store K/V of every slice, and choose a token for each draw."""
+
+    def first_difference(self, ours: Ids, theirs: Ids, num_tokens: int) -> Difference | None:
+        """Compare the bits of the first `num_tokens` slots of two runs of blocks."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +109,7 @@ class Engine:
         # Asked to let go of what is held outside the engine, where a request of a namespace finds
         # no room; True where that may have helped.
         self.give_way: Callable[[Namespace], bool] = lambda namespace: False
+        self.on_end: Callable[[Sequence], None] = lambda sequence: None  # of itself, not aborted
         self._executor = executor
         self._eos_ids = eos_ids
         self._draw_seed = draw_seed
@@ -145,6 +149,7 @@ class Engine:
         then.
         """
         self.validate(request)
+        request = self._at_present_epoch(request)
         if self.is_full:
             raise ServerBusy(
                 f"{self.config.max_waiting} requests wait already: try again later",
@@ -248,6 +253,13 @@ class Engine:
         if orphans:
             raise EngineFailure(f"leases without a sequence, or the reverse: {sorted(orphans)}")
 
+    def _at_present_epoch(self, request: Request) -> Request:
+        """Take a request whose namespace's epoch was raised there; callers know of no epochs."""
+        namespace = self.cache.epochs.current(request.namespace)
+        if namespace is request.namespace:
+            return request
+        return msgspec.structs.replace(request, namespace=namespace)
+
     def _begin(self, steps: list[Step]) -> list[RequestOutput]:
         """Take up new branches, all before one advances, so that none is taken for the last.
 
@@ -289,6 +301,7 @@ class Engine:
     def _finish(self, live: LiveRequest, sequence: Sequence, reason: FinishReason) -> None:
         """End a branch; its sequence goes wherever the scheduler wants it."""
         if reason in ("stop", "length"):
+            self.on_end(sequence)
             self.scheduler.finish(sequence)
         else:
             self.scheduler.drop(sequence)

@@ -24,6 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from runtime.engine import EngineStats
+from runtime.recheck import RecheckStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NO_TENANT, OTHER_TENANTS = "default", "other"
@@ -125,6 +126,8 @@ class ServerMetrics:
     model       the model's name, as vLLM's metrics have it
     exact       whether answers with and without the cache were found to have the same bits
     tenants     names that may be labels, the first `max_tenants` of them; all others are "other"
+    read_recheck
+                gives what was checked again, from any thread
 
     All that is observed belongs to one thread, the event loop's.
     """
@@ -137,6 +140,7 @@ class ServerMetrics:
         tenants: Iterable[str] = (),
         max_tenants: int = 64,
         exact: bool = False,
+        read_recheck: Callable[[], RecheckStats] = RecheckStats,
     ) -> None:
         self.first_token_cached = Distribution(_SECONDS)
         self.first_token_uncached = Distribution(_SECONDS)
@@ -147,6 +151,7 @@ class ServerMetrics:
         self.request_output_tokens = Distribution(_TOKENS)
         self.http_requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
         self.read_stats = read_stats
+        self.read_recheck = read_recheck
         self.model = model
         self.exact = exact
         names = (NO_TENANT, *list(tenants)[:max_tenants], OTHER_TENANTS)
@@ -196,6 +201,7 @@ class _EngineCollector(Collector):
         for reason in REASONS:
             finished.add_metric([reason], stats.finished.get(reason, 0))
         yield finished
+        yield from _of_recheck(self._metrics.read_recheck())
 
 
 class _RequestCollector(Collector):
@@ -286,6 +292,20 @@ class _VllmCollector(Collector):
             ("request_generation_tokens", "New tokens.", [metrics.request_output_tokens]),
         ):
             yield _histogram(f"vllm:{name}", text, parts, labels)
+
+
+def _of_recheck(stats: RecheckStats) -> Iterator[Metric]:
+    rechecks = CounterMetricFamily(
+        "radixcache_rechecks",
+        "Finished requests that were computed again, by what came of it.",
+        labels=["result"],
+    )
+    for result in ("same", "kv", "sampled", "abandoned"):
+        rechecks.add_metric([result], getattr(stats, result))
+    yield rechecks
+    yield CounterMetricFamily(
+        "radixcache_rechecked_tokens", "Tokens whose K/V is the same again.", value=stats.tokens
+    )
 
 
 def _histogram(

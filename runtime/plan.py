@@ -12,6 +12,9 @@ import msgspec
 
 from radixcache.lease import BlockCopy
 
+Ids = Sequence[int]
+"""Block ids, in order."""
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
     """How likely a token was, and which ones were likeliest; natural logarithms.
@@ -104,6 +107,17 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     target_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where two runs of blocks first hold other bits.
+
+    block  place in the runs of the first block that differs
+    layer  the first one in which it does
+    """
+
+    block: int
+    layer: int
 
 
 def merge_results(step: int, results: Sequence[StepResult]) -> StepResult:

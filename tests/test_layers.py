@@ -35,6 +35,7 @@ TORCH_FREE = (
     "scheduler",
     "loop",
     "completion",
+    "recheck",
     "sessions/book",
     "sessions/holds",
     "sessions/records",

@@ -73,6 +73,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"of the pool that sessions may hold, from 0 to 1 (default {default.held_share:g})",
     )
+    flag(
+        "--recheck-every",
+        type=int,
+        default=default.recheck_every,
+        metavar="N",
+        help="compute one in N finished requests again in idle time, and compare (0: none)",
+    )
     flag("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     flag("--log-format", default="text", choices=("text", "json"), help="of each line (text)")
     flag("--otel-endpoint", metavar="URL", help="send traces there, over OTLP/HTTP")
@@ -87,6 +94,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         max_header_bytes=args.max_header,
         open_metrics=args.open_metrics,
         held_share=args.held_share,
+        recheck_every=args.recheck_every,
         **{name: getattr(args, name) for name in limits},
         **{name.replace("-", "_"): getattr(args, flag) for flag, name in seconds.items()},
     )

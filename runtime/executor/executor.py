@@ -15,7 +15,7 @@ from runtime.executor.batch import build_batch
 from runtime.kv.store import KVStore
 from runtime.models.batch import Batch
 from runtime.models.llama import LlamaModel
-from runtime.plan import StepPlan, StepResult, TokenLogprobs
+from runtime.plan import Difference, Ids, StepPlan, StepResult, TokenLogprobs
 
 LOGIT_ROWS = 256
 """Rows of a prompt whose logits are in memory at once: 50 MB where there are 49,152 tokens."""
@@ -53,6 +53,10 @@ class ModelExecutor:
             logprobs=tuple(logprobs),
             target_logprobs=tuple(targets),
         )
+
+    def first_difference(self, ours: Ids, theirs: Ids, num_tokens: int) -> Difference | None:
+        """Return where the first `num_tokens` slots of two runs of blocks hold other bits."""
+        return self.store.first_difference(ours, theirs, num_tokens)
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         try:

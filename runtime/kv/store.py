@@ -13,6 +13,9 @@ from kernels import copy_blocks
 from radixcache.lease import BlockCopy
 from runtime.errors import InvalidSetting
 from runtime.models.config import ModelConfig
+from runtime.plan import Difference, Ids
+
+_WORDS = {2: torch.int16, 4: torch.int32}  # integers as wide as the numbers
 
 
 class KVStore:
@@ -69,6 +72,23 @@ class KVStore:
             batch.append(copy)
             touched |= {copy.src, copy.dst}
         self._copy_batch(batch)
+
+    def first_difference(self, ours: Ids, theirs: Ids, num_tokens: int) -> Difference | None:
+        """Compare the first `num_tokens` slots of two runs of blocks, bit by bit.
+
+        returns  the first block that differs, and the first layer in which it does; None: none
+
+        Bits, not numbers: NaN is like itself, and -0 unlike 0.  Reads both runs once.
+        """
+        size = self.block_size
+        words = self.pool.view(_WORDS[self.pool.element_size()])
+        for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            count = min(size, num_tokens - place * size)
+            unlike = words[:, :, a, :count] != words[:, :, b, :count]
+            layers = unlike.flatten(1).any(1).nonzero()
+            if len(layers):
+                return Difference(block=place, layer=int(layers[0]))
+        return None
 
     def _copy_batch(self, batch: list[BlockCopy]) -> None:
         if not batch:

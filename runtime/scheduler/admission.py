@@ -84,7 +84,9 @@ class Admission:
         for sequence in self._proposed():
             if len(running) + sequence.num_branches > self._config.max_running:
                 return
-            key = PrefixKey(sequence.request.namespace, sequence.all_tokens())
+            # It may have waited while the epoch was raised.
+            namespace = self._cache.epochs.current(sequence.request.namespace)
+            key = PrefixKey(namespace, sequence.all_tokens())
             num_cached = self._cache.match_len(key)
             if self._is_under_way(key, num_cached, running):
                 continue

@@ -32,7 +32,7 @@ def next_slice(sequence: Sequence, count: int, *, block_size: int, draws: bool) 
         start=start,
         tokens=bytes(lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]),
         block_table=lease.block_table[: -(-end // block_size)].tobytes(),
-        draws=_draws(sequence, end) if draws else (),
+        draws=draws_of(sequence, end) if draws else (),
         num_kept=max(0, min(end, sequence.num_in_place) - start),
         targets=sequence.request.prompt[first_target * TOKEN_BYTES : last_target * TOKEN_BYTES],
         first_target=max(0, first_target - 1 - start),
@@ -48,7 +48,8 @@ def _targets(sequence: Sequence, start: int, end: int) -> tuple[int, int]:
     return min(sequence.num_scored, last), last
 
 
-def _draws(sequence: Sequence, position: int) -> tuple[Draw, ...]:
+def draws_of(sequence: Sequence, position: int) -> tuple[Draw, ...]:
+    """Return how the token at a position is to be chosen, once for each branch that begins."""
     sampling = sequence.request.sampling
     bias_ids, bias = _bias(sequence)
     return tuple(

@@ -27,6 +27,7 @@ from runtime.errors import EngineFailure, RuntimeFault
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
 from runtime.misses.records import MissReport
+from runtime.recheck import Recheck
 from runtime.request import pack_prompt
 from runtime.server.anthropic import Conversation, MessagesRequest
 from runtime.server.anthropic_answers import ErrorEvent, MessageAnswer, TokenCount
@@ -163,7 +164,10 @@ def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:
 
 
 def _served(runtime: Runtime, config: ServerConfig, tenants: Tenants | None) -> Served:
-    engine = AsyncEngine(runtime.engine)
+    recheck = None
+    if config.recheck_every:
+        recheck = Recheck(runtime.engine, runtime.executor, every=config.recheck_every)
+    engine = AsyncEngine(runtime.engine, recheck=recheck)
     salts = tenants.salts if tenants else {}
     if tenants:  # before the engine's thread begins, which is the cache's only owner then
         cache = runtime.engine.cache
@@ -178,6 +182,7 @@ def _served(runtime: Runtime, config: ServerConfig, tenants: Tenants | None) -> 
             tenants=salts.values(),
             max_tenants=config.max_tenant_labels,
             exact=bool(runtime.exactness.holds),
+            read_recheck=lambda: engine.recheck_stats,
         ),
         config=config,
         clock=time.monotonic,

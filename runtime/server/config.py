@@ -39,6 +39,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                       sessions of one tenant open at once
     held_share        share of the pool that sessions may hold, from 0 to 1
     session_idle_s    seconds after its last use at which a session ends
+    recheck_every     one in so many finished requests is computed again while there is nothing else
+                      to do, and compared bit by bit; 0: none
 
     Raises InvalidSetting that names the field.
     """
@@ -62,6 +64,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_tenant_sessions: int = 256
     held_share: float = 0.5
     session_idle_s: float = 600.0
+    recheck_every: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -74,6 +77,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSetting(f"drain_s is {self.drain_s}: from 0 to a million seconds")
         if not 0 <= self.slow_miss_s < 1e6:
             raise InvalidSetting(f"slow_miss_s is {self.slow_miss_s}: from 0 to a million seconds")
+        if self.recheck_every < 0:
+            raise InvalidSetting(f"recheck_every is {self.recheck_every}: 1 or more, 0 for none")
         if not 0 <= self.held_share <= 1:
             raise InvalidSetting(f"held_share is {self.held_share}: from 0 to 1")
         if not 0 < self.session_idle_s <= MAX_LIMIT_S:

@@ -1,7 +1,7 @@
 """Any history of a tiny real model leaves the bits alone.
 
 Hypothesis draws the schedule: requests that share prefixes, chunks, steps, aborts, preemptions,
-forks that are held, eviction, namespaces whose epoch is raised.  Every row that is computed, every
+forks that are held, eviction, rechecks in between.  Every row that is computed, every
 token in the pool and every answer is held against the same request alone, without a cache.
 """
 
@@ -16,7 +16,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from runtime.executor.executor import ModelExecutor
 from runtime.models.llama import LlamaModel
+from runtime.recheck import Recheck
 from runtime.request import SamplingParams
 from tests.support.histories import BOUNDED, LONG, STRESS
 from tests.support.invisibility import CPU, Alone, WatchedEngine
@@ -69,6 +71,8 @@ class InvisibleMachine(RuleBasedStateMachine):
             max_running=max_running,
             max_step_tokens=budget,
         )
+        executor = ModelExecutor(self.watched.alone.model, self.watched.executor.store)
+        self.recheck = Recheck(self.watched.engine, executor, every=1)
 
     @rule(pieces=st.lists(st.sampled_from(PIECES), max_size=5), how=st.integers(0, len(HOW) - 1))
     def submit(self, pieces: list[tuple[int, ...]], how: int) -> None:
@@ -98,10 +102,20 @@ class InvisibleMachine(RuleBasedStateMachine):
     def evict(self, count: int) -> None:
         self.watched.cache.evict(count)
 
+    @precondition(lambda self: not self.watched.engine.has_work)
+    @rule(count=st.integers(1, 3))
+    def rest(self, count: int) -> None:
+        for _ in range(count):
+            if self.recheck.has_work:
+                self.recheck.advance()
+
     def teardown(self) -> None:
         if hasattr(self, "watched"):
             self.watched.release_forks()
             self.watched.run()
+            while self.recheck.has_work:
+                self.recheck.advance()
+            assert self.recheck.stats.kv == self.recheck.stats.sampled == 0
             self.watched.engine.check()
 
 

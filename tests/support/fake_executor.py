@@ -17,7 +17,8 @@ import numpy as np
 from radixcache import Namespace
 from radixcache.tokens import pack_tokens, unpack_tokens
 from runtime.errors import CopiesFailed
-from runtime.plan import Slice, StepPlan, StepResult, TokenLogprobs
+from runtime.plan import Difference, Slice, StepPlan, StepResult, TokenLogprobs
+from runtime.recheck import RECHECK
 from runtime.request import Request
 from runtime.scheduler.public import PUBLIC
 from tests.support.content_oracle import WrongContent
@@ -142,10 +143,25 @@ class FakeExecutor:
             target_logprobs=scored,
         )
 
+    def first_difference(
+        self, ours: Sequence[int], theirs: Sequence[int], num_tokens: int
+    ) -> Difference | None:
+        """Compare what slots hold; the one layer of a fake is layer 0."""
+        slots = (divmod(at, self.block_size) for at in range(num_tokens))
+        for place, slot in slots:
+            if self._blocks[ours[place]][slot] != self._blocks[theirs[place]][slot]:
+                return Difference(block=place, layer=0)
+        return None
+
+    def spoil(self, block: int, slot: int = 0) -> None:
+        """Let a slot hold what nobody computed."""
+        self._blocks[block][slot] = GARBAGE
+
     def _sequence(self, piece: Slice) -> tuple[Namespace, list[int]]:
         """Whose slice it is: the newest of that name, unless the one before is still closing."""
         tokens = unpack_tokens(piece.tokens)
-        for namespace, own in self._sequences[piece.request_id, piece.index]:
+        name = piece.request_id.removeprefix(RECHECK)
+        for namespace, own in self._sequences[name, piece.index]:
             if tokens and own[piece.start : piece.start + len(tokens)] == tokens:
                 return namespace, own
         raise self._fault(f"{piece} does not hold the tokens of its sequence")
@@ -189,6 +205,8 @@ class FakeExecutor:
         """The token that follows in each branch; branches begin where there are several."""
         namespace, own = self._sequence(piece)
         end = piece.start + len(unpack_tokens(piece.tokens))
+        if piece.request_id.startswith(RECHECK):  # what follows has been drawn before
+            own = own[:end]
         before, drawn = list(own), []
         for index, draw in enumerate(piece.draws, piece.index):
             if end != len(before) or draw.position != end:
@@ -205,6 +223,8 @@ class FakeExecutor:
     def _check_writers(self, plan: StepPlan) -> None:
         """A block that one slice writes is in no other slice's table, not even to be read."""
         users: dict[int, set[int]] = {}
+        if all(piece.request_id.startswith(RECHECK) for piece in plan.slices):
+            return  # one sequence in several slices
         for index, piece in enumerate(plan.slices):
             for block in unpack_tokens(piece.block_table):
                 users.setdefault(block, set()).add(index)

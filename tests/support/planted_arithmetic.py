@@ -138,7 +138,7 @@ FAULTS = (
     _edit(
         "noise counts positions from the hit",
         (importlib.import_module("runtime.scheduler.scheduler"), "next_slice"),
-        ("_draws(sequence, end)", "_draws(sequence, end - sequence.num_in_place)"),
+        ("draws_of(sequence, end)", "draws_of(sequence, end - sequence.num_in_place)"),
     ),
     _edit(
         "a copied block misses its last slot",

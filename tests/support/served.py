@@ -22,7 +22,7 @@ from runtime.config import EngineConfig, RuntimeConfig
 from runtime.engine import Engine
 from runtime.grammar import Constrainer
 from runtime.loading import Memory, Runtime
-from runtime.plan import Slice, StepPlan, StepResult, TokenLogprobs
+from runtime.plan import Difference, Slice, StepPlan, StepResult, TokenLogprobs
 from runtime.server.app import create_app
 from runtime.server.config import ServerConfig
 from runtime.server.connection import uvicorn_settings
@@ -40,6 +40,7 @@ class HashExecutor:
     step_s     seconds that a step takes
     fail_next  the next step raises this
     fail_on    a step with a slice for which this says so raises, whoever else is in it
+    difference what blocks that are compared differ in
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -47,6 +48,7 @@ class HashExecutor:
         self.step_s = 0.0
         self.fail_next: BaseException | None = None
         self.fail_on: Callable[[Slice], bool] = lambda piece: False
+        self.difference: Difference | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Return a printable token for each draw, and log-probabilities where they are wanted."""
@@ -75,6 +77,12 @@ class HashExecutor:
                 for token in unpack_tokens(piece.targets)
             ),
         )
+
+    def first_difference(
+        self, ours: Sequence[int], theirs: Sequence[int], num_tokens: int
+    ) -> Difference | None:
+        """Return what it was told."""
+        return self.difference
 
 
 def _next_token(piece: Slice, vocab_size: int, allowed: bytes) -> int:
