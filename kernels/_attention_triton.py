@@ -16,7 +16,7 @@ import triton
 
 from kernels._attention_call import Call, Options
 from kernels._attention_kernel import attention_kernel, merge_kernel
-from kernels._attention_work import Tiling, WorkPlan
+from kernels._attention_work import SPLIT, Tiling, WorkPlan
 from kernels._extend_cut import Heads
 from kernels.backend import FLOAT_DTYPES, QUANTISED_DTYPES, device_guard
 from kernels.variant import FLOAT8_TARGETS, Variant
@@ -27,7 +27,6 @@ HEAD_DIMS: Final = (64, 80, 96, 128, 192, 256)
 TARGETS: Final = ("sm_80", "sm_90")  # where nothing spills; elsewhere the kernels only compile
 OPTIONAL: Final = ("lse", "sinks", "tree_mask", "k_scale", "v_scale")
 LOOSE: Final = frozenset({"window", "num_rows", "num_heads", "scale_by_slot", "table_by_sequence"})
-SPLIT: Final = 512  # keys; a multiple of every key tile
 TYPES: Final = {
     torch.float32: "fp32",
     torch.float16: "fp16",

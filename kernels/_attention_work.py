@@ -12,13 +12,18 @@ for nothing and fits a CUDA graph; an item that turns out to have no queries end
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
+from kernels._extend_cut import runs
 from kernels._extend_plan import ExtendPlan
 from kernels.scratch import Scratch
+
+SPLIT: Final = 512
+"""Keys of a split; a multiple of every key tile, and part of the arithmetic."""
 
 
 class Tiling(NamedTuple):
@@ -82,6 +87,25 @@ class SharedPrefixes:
 
         members = [sequence for group, _ in groups for sequence in group]
         return cls(tensor(members), tensor(starts), tensor([length for _, length in groups]))
+
+    @classmethod
+    def among(
+        cls,
+        sequences: Sequence[int],
+        common: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> SharedPrefixes:
+        """Group sequences where that saves reads.
+
+        sequences  sorted so that those with like beginnings are neighbours
+        common     tokens that each has in the same blocks as the one before it; the first 0
+
+        >>> SharedPrefixes.among([3, 0, 2], [0, 1024, 700]).members
+        tensor([3, 0], dtype=torch.int32)
+        """
+        found = runs([length // SPLIT for length in common])
+        shared = [(list(sequences[a:b]), n * SPLIT) for a, b, n in found if n]
+        return cls.of(shared, device)
 
 
 class _Step(NamedTuple):

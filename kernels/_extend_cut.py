@@ -11,7 +11,7 @@ the cache sizes of a CPU, and reads key tiles that sequences share once for all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -113,19 +113,33 @@ def _split(chunks: list[Chunk], num_shared: int, heads: Heads) -> Iterator[Batch
 def _runs(
     chunks: list[Chunk], block_table: torch.Tensor, block_size: int
 ) -> Iterator[tuple[list[Chunk], int]]:
-    """Find chunks that share leading tiles; a run grows as long as that saves more reads."""
+    """Find chunks that share leading tiles."""
     ordered, common = _by_prefix(chunks, block_table, block_size)
-    run: list[Chunk] = []
-    num_shared = 0
-    for chunk, with_last in zip(ordered, common, strict=True):
-        shared = min(num_shared, with_last) if len(run) > 1 else with_last
-        if run and shared * len(run) <= num_shared * (len(run) - 1):
-            yield run, num_shared
-            run, shared = [], 0
-        run.append(chunk)
+    for first, end, num_shared in runs(common):
+        yield ordered[first:end], num_shared
+
+
+def runs(common: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Cut a sorted list into runs that share their beginnings.
+
+    common  how much each item has in common with the one before
+    yields  first item, end, and how much all items of the run have in common
+
+    A run grows as long as that saves more reads.
+
+    >>> list(runs([0, 4, 4, 1]))
+    [(0, 3, 4), (3, 4, 0)]
+    """
+    first, num_shared = 0, 0
+    for item, with_last in enumerate(common):
+        size = item - first
+        shared = min(num_shared, with_last) if size > 1 else with_last
+        if size and shared * size <= num_shared * (size - 1):
+            yield first, item, num_shared
+            first, shared = item, 0
         num_shared = shared
-    if run:
-        yield run, num_shared
+    if common:
+        yield first, len(common), num_shared
 
 
 def _by_prefix(

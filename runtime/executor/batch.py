@@ -58,4 +58,7 @@ def build_batch(slices: Sequence[Slice], *, block_size: int, device: torch.devic
             for piece, ids in zip(slices, targets, strict=True)
             for _ in range(len(ids))
         ],
+        tables=[piece.block_table for piece in slices],
+        lens=(starts + counts).tolist(),
+        counts=counts.tolist(),
     )

@@ -27,6 +27,7 @@ class Batch:
     target_rows           [P] int64       rows whose next token's log-probability is wanted
     target_ids            [P] int64       those tokens
     target_tops           P numbers of likeliest tokens to report beside them
+    tables, lens, counts  on the host: packed block table, seq_len and tokens of each slice
     """
 
     token_ids: torch.Tensor
@@ -40,3 +41,6 @@ class Batch:
     target_rows: torch.Tensor
     target_ids: torch.Tensor
     target_tops: list[int]
+    tables: list[bytes]
+    lens: list[int]
+    counts: list[int]

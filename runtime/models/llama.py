@@ -15,20 +15,18 @@ import torch
 from torch.nn import functional
 
 from kernels import (
-    ExtendPlan,
     PackedWeight,
     RowLayout,
     Scratch,
-    extend_attention,
     linear,
     pack_weight,
-    plan_extend,
     rms_norm,
     rotary_store_kv,
     rotary_table,
     silu_and_mul,
 )
 from runtime.kv.store import KVStore
+from runtime.models.attention import StepAttention
 from runtime.models.batch import Batch
 from runtime.models.config import ModelConfig
 from runtime.models.rope import inverse_frequencies
@@ -97,16 +95,14 @@ class LlamaModel:
         added = functional.embedding(batch.token_ids, self._embedding)
         x = torch.zeros_like(added)  # the residual stream; each norm adds to it what came before
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
-        plan = plan_extend(
+        attention = StepAttention(
+            batch,
             store.layer(0)[0],
-            batch.block_table,
-            batch.seq_lens,
-            batch.q_start,
             num_heads=self.config.num_heads,
-            num_tokens=batch.token_ids.shape[0],
+            dtype=self.dtype,
             scratch=self._scratch,
         )
-        step = _Step(batch, store, plan, cos, sin)
+        step = _Step(batch, store, attention, cos, sin)
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._layers):
             normed = rms_norm(added, layer.attention_norm, eps=eps, residual=x)
@@ -167,16 +163,7 @@ class LlamaModel:
         mixed = mixed.view(-1, heads + 2 * kv_heads, config.head_dim)
         k_pool, v_pool = step.store.layer(index)
         q = rotary_store_kv(mixed, step.cos, step.sin, k_pool, v_pool, batch.slot_mapping)
-        attended = extend_attention(
-            q,
-            k_pool,
-            v_pool,
-            batch.block_table,
-            batch.seq_lens,
-            batch.q_start,
-            scale=self._scale,
-            plan=step.plan,
-        )
+        attended = step.attention(q, k_pool, v_pool, scale=self._scale)
         return self._product(attended.view(-1, heads * config.head_dim), layer.out, layer.out_bias)
 
 
@@ -186,7 +173,7 @@ class _Step:
 
     batch: Batch
     store: KVStore
-    plan: ExtendPlan | None
+    attention: StepAttention
     cos: torch.Tensor
     sin: torch.Tensor
 

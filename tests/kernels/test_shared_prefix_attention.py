@@ -133,3 +133,23 @@ def test_a_common_prefix_is_on_the_list_once() -> None:
     assert rest.tolist() == [0, 1, 2, 3, 4]
     assert work.positions.tolist() == [298, 299, 199, 138, 139]
     assert work.first_news.tolist() == [298, 298, 199, 138, 138]
+
+
+@pytest.mark.parametrize(
+    ("common", "groups"),
+    [
+        ([], []),
+        ([0], []),
+        ([0, 511, 511], []),
+        ([0, 1024, 700], [([7, 6], 1024)]),
+        ([0, 512, 512, 512], [([7, 6, 5, 4], 512)]),
+        ([0, 1536, 0, 512], [([7, 6], 1536), ([5, 4], 512)]),
+    ],
+)
+def test_neighbours_are_grouped_where_whole_splits_are_read_once(
+    common: list[int], groups: list[tuple[list[int], int]]
+) -> None:
+    found = SharedPrefixes.among([7, 6, 5, 4][: len(common)], common)
+    expected = SharedPrefixes.of(groups)
+    for name in ("members", "starts", "lens"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
