@@ -69,6 +69,10 @@ class PackedWeight:
     dtype: torch.dtype
     device: torch.device
 
+    def plain(self) -> torch.Tensor:
+        """Return a plain copy: the bits that were packed."""
+        return self.packed.to_dense()
+
 
 def pack_weight(weight: torch.Tensor, *, backend: str | None = None) -> torch.Tensor | PackedWeight:
     """Lay a weight out once so that `linear` computes faster with it; keep only what is returned.

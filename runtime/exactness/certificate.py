@@ -145,7 +145,7 @@ def _cpu_name() -> str:
 
 def weights_sha256(model: LlamaModel) -> str:
     """Return the digest of a model's weights, whatever file they came from; a second a gigabyte."""
-    return sha256_of(model.tensors)
+    return sha256_of(model.tensors())
 
 
 def sha256_of(tensors: Iterable[torch.Tensor]) -> str:

@@ -8,7 +8,7 @@ the store, so a token attends to the same stored values whoever computed them, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -139,12 +139,12 @@ class LlamaModel:
         """[vocab, hidden]: what the last hidden states are multiplied by."""
         return self._head
 
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """Every weight, as computed with, in a fixed order."""
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every weight in its dtype, unpacked, in a fixed order."""
         layers = [getattr(layer, name) for layer in self._layers for name in LlamaLayer.__slots__]
-        found = [self._embedding, self._head, self._norm, *layers]
-        return [tensor for tensor in found if tensor is not None]
+        for weight in (self._embedding, self._head, self._norm, *layers):
+            if weight is not None:
+                yield weight.plain() if isinstance(weight, PackedWeight) else weight
 
     def _product(
         self,

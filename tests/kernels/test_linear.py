@@ -90,6 +90,8 @@ def test_a_packed_weight_gives_the_product_of_the_plain_one(
     x.copy_(torch.randn(rows, k))
     plain, bias = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
     packed = pack_weight(plain)
+    if isinstance(packed, PackedWeight):
+        assert torch.equal(packed.plain(), plain)
     out = torch.full((rows, n), float("nan")).to(dtype)
     for b in (None, bias):
         expected = x.double() @ plain.double().T + (0 if b is None else b.double())
