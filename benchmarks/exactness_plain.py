@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
+from kernels import PackedWeight
 from runtime.models import llama
 
 
@@ -107,15 +108,27 @@ def plain_attention(attend: Attend) -> Callable[..., torch.Tensor]:
     return attention
 
 
-def plain_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **layout: Any
+def unpadded(
+    x: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    bias: torch.Tensor | None = None,
+    **layout: Any,
 ) -> torch.Tensor:
-    """Multiply as the library does, without padding."""
+    """Multiply as the library does with the weight as it is, without a companion or padding."""
+    if isinstance(weight, PackedWeight):
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, weight.packed, bias, "none", [], ""
+        )
+        return result
     return functional.linear(x, weight, bias)
 
 
-def plain_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+def plain_norm(
+    x: torch.Tensor, weight: torch.Tensor, *, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
     """Normalise with torch's fused operation."""
+    if residual is not None:
+        x = residual.add_(x)
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
@@ -132,6 +145,22 @@ def plain_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
 
+def plain_rotary_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """Turn, and store every row."""
+    kv_heads = k_pool.shape[2]
+    turned = plain_rotary(qkv[:, :-kv_heads], cos, sin)
+    k_pool.flatten(0, 1).index_copy_(0, slot_mapping, turned[:, -kv_heads:])
+    v_pool.flatten(0, 1).index_copy_(0, slot_mapping, qkv[:, -kv_heads:])
+    return turned[:, :-kv_heads]
+
+
 def plain_sample(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
     """Draw from the likeliest tokens with torch's own generator."""
     ordered, ids = (logits / temperature).sort(descending=True)
@@ -140,25 +169,14 @@ def plain_sample(logits: torch.Tensor, temperature: float, top_p: float) -> torc
     return ids.gather(-1, torch.multinomial(shares, 1))
 
 
-def prepacked(weight: torch.Tensor, rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return oneDNN's product with a weight laid out for so many rows; private names of torch."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-
-    def product(x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-        return result
-
-    return product
-
-
 @contextmanager
 def plain_model(attend: Attend) -> Iterator[None]:
     """Let every model compute in the plain ways while this lasts."""
     ways = {
-        "linear": plain_linear,
+        "linear": unpadded,
         "rms_norm": plain_norm,
         "silu_and_mul": plain_silu,
-        "rotary": plain_rotary,
+        "rotary_store_kv": plain_rotary_store,
         "plan_extend": plan_plain,
         "extend_attention": plain_attention(attend),
     }

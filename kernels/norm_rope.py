@@ -139,7 +139,7 @@ def silu_and_mul(
             silu_and_mul_triton(gate_up, out)
         return out
     gate, up = gate_up.chunk(2, -1)
-    return _placed(functional.silu(gate) * up, out)
+    return _placed(functional.silu(gate).mul_(up), out)
 
 
 def check_angles(

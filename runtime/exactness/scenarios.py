@@ -67,7 +67,7 @@ def quick() -> list[Scenario]:
         Scenario(chunk=512, companions=31),
         Scenario(chunk=1, companions=1, length=SHORT),
         Scenario(companions=1, preempted=True),
-        Scenario(block_size=1, branches=3),
+        Scenario(block_size=1, branches=3, length=SHORT),
         Scenario(block_size=64, companions=1, branches=2, preempted=True),
         Scenario(chunk=64, tight=True),
         Scenario(block_size=1, tight=True, length=SHORT),
