@@ -14,6 +14,7 @@ from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.deadlines import Hold
 from radixcache.errors import (
+    BrokenSeal,
     CacheError,
     CallerError,
     InvalidConfig,
@@ -51,6 +52,7 @@ from radixcache.policy import (
     Priority,
 )
 from radixcache.retention import Retention
+from radixcache.seal import Seal, Seals, seals_of, tree_seals
 from radixcache.snapshot import dump_tree, load_tree
 from radixcache.stats import CacheStats, NamespaceStats
 from radixcache.tokens import pack_tokens, unpack_tokens
@@ -69,6 +71,7 @@ __all__ = [
     "BlockHasher",
     "BlockRemoved",
     "BlockStored",
+    "BrokenSeal",
     "CacheConfig",
     "CacheError",
     "CacheStats",
@@ -100,6 +103,8 @@ __all__ = [
     "Quota",
     "RadixCache",
     "Retention",
+    "Seal",
+    "Seals",
     "StaleEpoch",
     "TreeObserver",
     "TreeView",
@@ -108,5 +113,7 @@ __all__ = [
     "load_tree",
     "pack_tokens",
     "render_text",
+    "seals_of",
+    "tree_seals",
     "unpack_tokens",
 ]

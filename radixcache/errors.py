@@ -10,6 +10,7 @@ CacheError
 │   └── InvalidTrace          a trace that can't be read or replayed
 ├── OutOfBlocks            the world: the pool is too small right now; nothing was changed
 └── InvariantViolation     our bug; the cache can't be trusted any more
+    └── BrokenSeal            a block is used for other tokens than it was published for
 """
 
 
@@ -76,3 +77,7 @@ class OutOfBlocks(CacheError):
 
 class InvariantViolation(CacheError, AssertionError):
     """The cache's own state contradicts itself: a bug in the cache, not in its caller."""
+
+
+class BrokenSeal(InvariantViolation):
+    """A block is about to be used for other tokens than it was published for; found by `Seals`."""

@@ -42,6 +42,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_overtaken        how many later requests may be admitted before one that waits
     watermark            share of the pool that stays free for running sequences to grow into when
                          another is admitted
+    debug_seals          check each block against its seal before a step reads it; slow
     num_threads          threads of the CPU kernels; 0 leaves the choice to torch
     exact                what to do where a token's bits depend on its batch on this machine:
                          "require" (don't start), "warn", or "off" (don't check)
@@ -68,6 +69,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     watermark: float = 0.01
     num_threads: int = 0
     exact: Exact = "warn"
+    debug_seals: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -78,8 +80,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
         if self.exact not in EXACT:
             raise InvalidSetting(f"exact is {self.exact!r}: choose one of {', '.join(EXACT)}")
-        if not isinstance(self.enable_prefix_cache, bool):
-            raise InvalidSetting("enable_prefix_cache must be True or False")
+        for name in ("enable_prefix_cache", "debug_seals"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidSetting(f"{name} must be True or False")
         for name in ("kv_memory_bytes", "block_size"):
             _at_least(name, getattr(self, name), 1)
         for name in ("num_blocks", "max_len"):

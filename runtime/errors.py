@@ -15,6 +15,7 @@ the server and the command line translate.
     ├── NotExact              a row's bits depend on its batch here, and exactness was required
     ├── ModelFileError        the model's files are missing, damaged or not supported
     │   └── DownloadError        a download failed, or its bytes are wrong
+    ├── BlockRefused          the world: K/V that came back is damaged, or another's
     ├── ServerBusy            too many requests wait: come back later
     └── EngineFailure         our bug, or the device's: the engine could not run a step
         └── CopiesFailed         blocks were not copied: the step can't be computed again
@@ -83,6 +84,10 @@ class ModelFileError(RuntimeFault):
 
 class DownloadError(ModelFileError):
     """A download failed, or what came is not what was asked for."""
+
+
+class BlockRefused(RuntimeFault):
+    """K/V that comes back from elsewhere is damaged, or not what is wanted; nothing was written."""
 
 
 class ServerBusy(RuntimeFault):

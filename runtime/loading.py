@@ -19,6 +19,7 @@ from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.policy import POLICIES
+from radixcache.seal import Seals
 from runtime.config import RuntimeConfig
 from runtime.engine import Engine, Executor
 from runtime.errors import InvalidRequest, InvalidSetting, PromptTooLong
@@ -30,6 +31,7 @@ from runtime.kv.store import KVStore
 from runtime.models.config import ModelConfig
 from runtime.models.llama import LlamaModel
 from runtime.request import MAX_SEED, Constraint
+from runtime.sealed import SealedExecutor
 from runtime.tokenizer.chat import ChatTemplate
 from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.replies import ReplyMemory
@@ -204,6 +206,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         progress=(lambda done: progress("reading weights", done, total)) if progress else None,
     )
     exactness = exact_model(model, config.exact)
+    seals = Seals(memory.block_size)
     cache = RadixCache(
         CacheConfig(
             num_blocks=memory.num_blocks,
@@ -212,6 +215,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
             max_ghosts=config.max_ghosts,
         ),
         policy=POLICIES[config.eviction_policy](),
+        observers=(seals,) if config.debug_seals else (),
         clock=time.monotonic,
     )
     executor = ModelExecutor(model, store)
@@ -219,7 +223,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
     engine = Engine(
         cache,
         config.engine(max_len=max_len),
-        executor,
+        SealedExecutor(executor, cache, seals) if config.debug_seals else executor,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
         vocab_size=shape.vocab_size,

@@ -36,6 +36,7 @@ TORCH_FREE = (
     "loop",
     "completion",
     "recheck",
+    "sealed",
     "sessions/book",
     "sessions/holds",
     "sessions/records",

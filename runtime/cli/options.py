@@ -71,6 +71,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "or off",
     )
     flag("--max-len", type=int, metavar="N", help="longest sequence in tokens")
+    flag("--debug-seals", action="store_true", help="check each block's seal before it is read")
     for name, text in (
         ("max-step-tokens", "tokens computed in one step, over all sequences"),
         ("max-chunk-tokens", "tokens of one prompt computed in one step, 0: no limit of its own"),
@@ -106,6 +107,7 @@ def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
         watermark=args.watermark,
         num_threads=args.num_threads,
         exact=args.exact,
+        debug_seals=args.debug_seals,
     )
 
 

@@ -43,6 +43,7 @@ def test_the_public_names_are_these():
         *("FIFO", "LFU", "MRU", "POLICIES", "SLRU", "CostAware", "TreeObserver"),
         *("Cause", "Explanation", "Hold", "NamespaceStats", "Priority", "Quota", "Retention"),
         *("InvalidSnapshot", "StaleEpoch", "dump_tree", "load_tree"),
+        *("BrokenSeal", "Seal", "Seals", "seals_of", "tree_seals"),
     }
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from radixcache.lease import BlockCopy
 from runtime.kv.store import KVStore
+from runtime.plan import Difference
 from tests.support.tiny_models import tiny_config
 
 CONFIG = tiny_config(num_layers=2, num_heads=2, num_kv_heads=2, head_dim=4)
@@ -67,3 +68,25 @@ def test_the_store_is_as_large_as_the_config_says():
     store = filled_store()
     num_tokens = NUM_BLOCKS * BLOCK_SIZE
     assert store.num_bytes == num_tokens * CONFIG.kv_bytes_per_token(4)
+
+
+def test_the_first_difference_is_told_by_block_and_then_by_layer():
+    store = filled_store()
+    store.pool[:, :, 3:5] = store.pool[:, :, 1:3]
+    assert store.first_difference([1, 2], [3, 4], 6) is None
+    store.pool[0, 1, 4, 2, 0, 0] += 1
+    store.pool[1, 0, 4, 0, 1, 3] += 1
+    assert store.first_difference([1, 2], [3, 4], 6) == Difference(block=1, layer=0)
+    assert store.first_difference([1, 2], [3, 4], 5) == Difference(block=1, layer=1)
+    assert store.first_difference([1, 2], [3, 4], 3) is None
+    store.pool[1, 1, 3, 2, 1, 0] += 1
+    assert store.first_difference([1, 2], [3, 4], 6) == Difference(block=0, layer=1)
+
+
+def test_bits_are_compared_and_not_numbers():
+    store = filled_store()
+    store.pool[:, :, :2] = torch.nan
+    assert store.first_difference([0], [1], 3) is None
+    store.pool[:, :, :2] = 0.0
+    store.pool[1, 1, 1, 2, 1, 3] = -0.0
+    assert store.first_difference([0], [1], 3) == Difference(block=0, layer=1)

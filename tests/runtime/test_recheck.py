@@ -110,8 +110,9 @@ def test_what_did_not_end_of_itself_is_not_checked():
     assert not bench.recheck.has_work
 
 
-def test_a_long_request_is_checked_in_short_steps_that_may_be_interrupted():
-    bench = RecheckBench(num_blocks=200, max_len=400)
+@pytest.mark.parametrize("block_size", [4, 64])
+def test_a_long_request_is_checked_in_short_steps_that_may_be_interrupted(block_size):
+    bench = RecheckBench(num_blocks=200, block_size=block_size, max_len=400)
     prompt = [i % 90 for i in range(300)]
     bench.submit("long", prompt, max_tokens=5)
     bench.run()
@@ -278,3 +279,15 @@ def test_checking_counts_no_queries_and_leaves_no_namespace_behind():
     assert (after.query_tokens, after.hit_tokens) == (before.query_tokens, before.hit_tokens)
     assert SCRATCH not in bench.cache.namespaces()
     assert bench.recheck.stats == RecheckStats(same=1, tokens=16)
+
+
+def test_what_many_ask_for_after_a_quarantine_is_computed_once():
+    bench = RecheckBench(num_blocks=200, max_running=8)
+    bench.submit("a", PROMPT, max_tokens=8)
+    bench.run()
+    bench.executor.spoil(bench.cached_block(PROMPT, 0))
+    bench.rest()
+    for i in range(4):
+        bench.submit(f"r{i}", [*PROMPT[:8], 60 + i], max_tokens=2)
+    bench.run()
+    assert sum(bench.news[f"r{i}"][-1].usage.cached_tokens for i in range(4)) == 3 * 8

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from radixcache import DEFAULT_NAMESPACE, CacheConfig, Namespace, RadixCache
+from radixcache import DEFAULT_NAMESPACE, CacheConfig, Namespace, RadixCache, Seals
 from radixcache.lease import PrefixKey
 from radixcache.tokens import pack_tokens, unpack_tokens
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.plan import StepPlan
 from runtime.request import Request, RequestOutput, SamplingParams
+from runtime.sealed import SealedExecutor
 from tests.support.content_oracle import WrongContent
 from tests.support.fake_executor import FakeExecutor, OddThenEven, next_token
 
@@ -37,6 +38,7 @@ class Expected(NamedTuple):
 class EngineBench:
     """An engine over a fake executor, its invariants and every slot checked after each step.
 
+    Every block that a step reads is checked against its seal.
     news      every piece of news of each request
     requests  each of them
     limits    fields of `EngineConfig`
@@ -55,8 +57,11 @@ class EngineBench:
         **limits: Any,
     ) -> None:
         sizes = {"num_blocks": num_blocks, "block_size": block_size}
+        self.seals = Seals(block_size)
         self.cache = RadixCache(
-            CacheConfig(**sizes, enable_prefix_cache=enable_prefix_cache), clock=clock
+            CacheConfig(**sizes, enable_prefix_cache=enable_prefix_cache),
+            observers=[self.seals],
+            clock=clock,
         )
         self.executor = FakeExecutor(**sizes, vocab_size=vocab_size)
         self.eos_ids = eos_ids
@@ -64,7 +69,7 @@ class EngineBench:
         self.engine = Engine(
             self.cache,
             EngineConfig(**limits),
-            self.executor,
+            SealedExecutor(self.executor, self.cache, self.seals),
             tokenizer=tokenizer,
             eos_ids=eos_ids,
             vocab_size=vocab_size,
