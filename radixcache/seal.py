@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from radixcache.errors import BrokenSeal
-from radixcache.lease import Lease
+from radixcache.lease import BlockCopy, Lease
 from radixcache.namespace import Namespace
 from radixcache.node import Node
 from radixcache.tokens import TOKEN_BYTES, Packed
@@ -122,6 +122,21 @@ class Seals:
         wanted = seals_of(lease.namespace, committed, self._block_size)
         for block_id, seal in zip(lease.block_table, wanted, strict=False):
             self._check(repr(lease), block_id, seal)
+
+    def check_copy(self, copy: BlockCopy, lease: Lease, *, also: Namespace) -> None:
+        """Check that a block from which a lease copies is of its namespace, and for that position.
+
+        also  a namespace that it may be of as well
+
+        A block that is not sealed is another branch's own.  Raises BrokenSeal.
+        """
+        found = self._by_block.get(copy.src)
+        start = lease.block_table.index(copy.dst) * self._block_size
+        if found and (found.start != start or found.namespace not in (lease.namespace, also)):
+            raise BrokenSeal(
+                f"{lease!r} copies from block {copy.src} to position {start}, but that was sealed "
+                "for another position or namespace"
+            )
 
     def check_tree(self, cache: RadixCache) -> None:
         """Check that each cached block is sealed for where it stands, and no other is sealed.

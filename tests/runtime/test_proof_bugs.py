@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from radixcache import Namespace
-from radixcache.seal import Seals
+from radixcache.seal import Seal, Seals
 from runtime.engine import Engine
 from runtime.errors import RuntimeFault
 from runtime.kv.store import KVStore
@@ -135,10 +135,24 @@ BUGS = (
     ),
     Bug(
         "seals are kept, and never asked",
-        (SealedExecutor, "execute"),
+        (SealedExecutor, "_check"),
         ("self._seals.check_lease(lease)", "pass"),
         lambda log: (
             sealed.test_a_request_that_would_read_a_block_under_anothers_seal_ends_and_others_go_on()
+        ),
+    ),
+    Bug(
+        "a step is computed in parts whose copies were never made",
+        (SealedExecutor, "execute"),
+        ("if plan.copies:", "if not plan.slices:"),
+        lambda log: sealed.test_a_step_that_owes_copies_ends_whole_as_none_was_made(),
+    ),
+    Bug(
+        "a block is copied from under any seal",
+        (Seals, "check_copy"),
+        ("if found and", "if not found and"),
+        lambda log: sealed.test_a_copy_from_another_position_or_namespace_is_refused(
+            Seal(Namespace(salt="s"), 4, b"")
         ),
     ),
     Bug(
