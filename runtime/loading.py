@@ -18,6 +18,7 @@ import torch
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
+from radixcache.observer import TreeObserver
 from radixcache.policy import POLICIES
 from radixcache.seal import Seals
 from runtime.config import RuntimeConfig
@@ -207,17 +208,7 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
     )
     exactness = exact_model(model, config.exact)
     seals = Seals(memory.block_size)
-    cache = RadixCache(
-        CacheConfig(
-            num_blocks=memory.num_blocks,
-            block_size=memory.block_size,
-            enable_prefix_cache=config.enable_prefix_cache,
-            max_ghosts=config.max_ghosts,
-        ),
-        policy=POLICIES[config.eviction_policy](),
-        observers=(seals,) if config.debug_seals else (),
-        clock=time.monotonic,
-    )
+    cache = _new_cache(config, memory, observers=(seals,) if config.debug_seals else ())
     executor = ModelExecutor(model, store)
     random = SystemRandom()
     engine = Engine(
@@ -240,6 +231,22 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
         replies=ReplyMemory(),
         constrainer=Constrainer(tokenizer),
         exactness=exactness,
+    )
+
+
+def _new_cache(
+    config: RuntimeConfig, memory: Memory, *, observers: Sequence[TreeObserver]
+) -> RadixCache:
+    return RadixCache(
+        CacheConfig(
+            num_blocks=memory.num_blocks,
+            block_size=memory.block_size,
+            enable_prefix_cache=config.enable_prefix_cache,
+            max_ghosts=config.max_ghosts,
+        ),
+        policy=POLICIES[config.eviction_policy](),
+        observers=observers,
+        clock=time.monotonic,
     )
 
 

@@ -90,19 +90,31 @@ def _plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
     def product(x: torch.Tensor, weight: torch.Tensor, bias: Any = None, **options: Any) -> Any:
         return functional.linear(x, weight, bias)
 
+    monkeypatch.setattr(LLAMA, "pack_weight", lambda weight: weight)
     monkeypatch.setattr(LLAMA, "linear", product)
 
 
 def _store_after_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend, store = LLAMA.extend_attention, LLAMA.store_kv
-    late: list[tuple[Any, ...]] = []
+    attend, rotate = LLAMA.extend_attention, LLAMA.rotary_store_kv
+    late: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def rotate_alone(mixed: Any, cos: Any, sin: Any, *pools_and_slots: Any) -> torch.Tensor:
+        pools = pools_and_slots[:2]
+        before = [pool.clone() for pool in pools]
+        q: torch.Tensor = rotate(mixed, cos, sin, *pools_and_slots)
+        late.extend((pool, pool.clone()) for pool in pools)
+        for pool, unwritten in zip(pools, before, strict=True):
+            pool.copy_(unwritten)
+        return q
 
     def attend_first(*tensors: Any, **options: Any) -> torch.Tensor:
         attended: torch.Tensor = attend(*tensors, **options)
-        store(*late.pop())
+        for _ in range(2):
+            pool, written = late.pop()
+            pool.copy_(written)
         return attended
 
-    monkeypatch.setattr(LLAMA, "store_kv", lambda *tensors: late.append(tensors))
+    monkeypatch.setattr(LLAMA, "rotary_store_kv", rotate_alone)
     monkeypatch.setattr(LLAMA, "extend_attention", attend_first)
 
 
