@@ -16,6 +16,7 @@ from kernels.decode_attention import decode_attention, plan_decode
 from kernels.extend_attention import extend_attention, plan_extend
 from kernels.linear import PackedWeight, RowLayout, linear, pack_weight
 from kernels.merge_state import merge_state
+from kernels.mla_attention import mla_attention, plan_mla
 from kernels.noise import uniform_noise
 from kernels.norm_rope import rms_norm, rotary, rotary_table, silu_and_mul
 from kernels.penalties import mask_logits, penalise
@@ -44,10 +45,12 @@ __all__ = [
     "linear",
     "mask_logits",
     "merge_state",
+    "mla_attention",
     "pack_weight",
     "penalise",
     "plan_decode",
     "plan_extend",
+    "plan_mla",
     "plan_shared_prefix",
     "rms_norm",
     "rotary",

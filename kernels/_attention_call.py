@@ -44,6 +44,15 @@ class Options:
 
     def check(self, q: torch.Tensor, k_pool: torch.Tensor) -> None:
         """Raise ValueError or TypeError for an option that does not fit q and the pools."""
+        self.check_rows(q)
+        check_scales(k_pool, self.k_scale, self.v_scale)
+        if self.k_scale is not None and self.v_scale is not None:
+            strides = (self.k_scale.stride(), self.v_scale.stride())
+            if strides[0] != strides[1]:
+                raise ValueError(f"k_scale has strides {strides[0]} and v_scale {strides[1]}")
+
+    def check_rows(self, q: torch.Tensor) -> None:
+        """Raise ValueError or TypeError for an option, scales aside, that does not fit q."""
         num_tokens, num_heads, _ = q.shape
         if self.window is not None and self.window < 1:
             raise ValueError(f"window is {self.window}, expected at least 1, or None")
@@ -64,11 +73,6 @@ class Options:
             check_device("lse", self.lse, q.device)
             if not self.lse.is_contiguous():
                 raise ValueError(f"lse has strides {self.lse.stride()}, expected contiguous")
-        check_scales(k_pool, self.k_scale, self.v_scale)
-        if self.k_scale is not None and self.v_scale is not None:
-            strides = (self.k_scale.stride(), self.v_scale.stride())
-            if strides[0] != strides[1]:
-                raise ValueError(f"k_scale has strides {strides[0]} and v_scale {strides[1]}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,12 +137,15 @@ def check_paged(
     seq_lens: torch.Tensor,
     q_start: torch.Tensor,
     num_heads: int,
+    pool_name: str = "k_pool",
 ) -> Heads:
     """Raise unless the index tensors fit the pool and each other; return the head sizes."""
-    check_shape("k_pool", k_pool, ("N", "B", "Hkv", "D"))
+    check_shape(pool_name, k_pool, ("N", "B", "Hkv", "D"))
     num_kv_heads, head_dim = k_pool.shape[2:]
     if num_heads % num_kv_heads:
-        raise ValueError(f"q has {num_heads} heads, not a multiple of the {num_kv_heads} of k_pool")
+        raise ValueError(
+            f"q has {num_heads} heads, not a multiple of the {num_kv_heads} of {pool_name}"
+        )
     check_shape("block_table", block_table, ("S", "M"))
     check_shape("seq_lens", seq_lens, (block_table.shape[0],))
     check_shape("q_start", q_start, (block_table.shape[0] + 1,))

@@ -100,11 +100,7 @@ def attend_split(
             bit = tl.minimum(tl.maximum(new, 0), 63).to(tl.int64)
             seen = ((seen_bits[:, None] >> bit) & 1) != 0
             visible = visible & (seen | (new < 0) | (new > 63))
-        scores = tl.where(visible, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores - base[:, None])
-        decay = tl.exp2(top - base)
+        top, weights, decay = weigh(tl.where(visible, scores, float("-inf")), top)
         v_at = block * v_by_block + slot * v_by_slot + kv_head * v_by_head
         values = tl.load(
             v_pool + v_at[:, None] + dim[None, :],
@@ -117,10 +113,17 @@ def attend_split(
         total = tl.dot(
             weights.to(queries.dtype), values, total * decay[:, None], input_precision="ieee"
         )
-        top = new_top
     if SCALES == "head":
         total = total * tl.load(v_scale + kv_head * scale_by_head)
     return top, mass, total
+
+
+@triton.jit
+def weigh(scores, top):
+    """Raise the top by a tile's scores; return it, their weights, and what older ones decay by."""
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    return new_top, tl.exp2(scores - base[:, None]), tl.exp2(top - base)
 
 
 @triton.jit

@@ -44,7 +44,8 @@ def _attend(call: Call, sequence: int, rows: tuple[int, int], offset: int, first
     queries *= call.scale
 
     top = torch.full((*queries.shape[:2], 1), -math.inf, device=device)
-    mass, total = torch.zeros_like(top), torch.zeros_like(queries)
+    mass = torch.zeros_like(top)
+    total = queries.new_zeros(*queries.shape[:2], call.v_pool.shape[3])
     lowest = 0 if options.window is None else max(start + offset - options.window + 1, 0)
     for first in range(lowest // TILE * TILE, end + offset, TILE):
         keys = (max(first, lowest), min(first + TILE, end + offset))

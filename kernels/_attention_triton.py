@@ -108,32 +108,38 @@ def run_triton(call: Call, work: WorkPlan, sizes: Sizes | None = None) -> None:
     sizes  for measurements, and those that the list was made for; a launch that leaves it out has
            the bits of every other
     """
-    q, out, options = call.q, call.out, call.options
-    num_tokens, num_heads, head_dim = q.shape
+    num_tokens, num_heads, head_dim = call.q.shape
     tops = masses = totals = None
     if work.num_splits:
         shape = (work.num_splits, num_tokens, num_heads)
         tops, masses = work.scratch.take("tops", *shape), work.scratch.take("masses", *shape)
         totals = work.scratch.take("totals", *shape, head_dim)
     partial = (tops, masses, totals)
-    with device_guard(q.device):
+    with device_guard(call.q.device):
         _attend(call, work, partial, sizes or _sizes_of(call, work))
         if work.num_splits:
-            merge_kernel[(num_tokens, call.heads.num_kv)](
-                out,
-                options.lse,
-                *partial,
-                work.positions,
-                options.sinks,
-                options.window or 0,
-                num_tokens * num_heads,
-                num_heads,
-                *out.stride()[:2],
-                **_merge_constants(
-                    call.heads.group, head_dim, work.tiling.split, _features(options)
-                ),
-                enable_fp_fusion=True,
-            )
+            merge_splits(call, work, partial, call.heads.group)
+
+
+def merge_splits(
+    call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...], group: int
+) -> None:
+    """Fill `call.out` from partial results, `group` heads of a token in a program."""
+    num_tokens, num_heads, head_dim = call.out.shape
+    options = call.options
+    merge_kernel[(num_tokens, num_heads // group)](
+        call.out,
+        options.lse,
+        *partial,
+        work.positions,
+        options.sinks,
+        options.window or 0,
+        num_tokens * num_heads,
+        num_heads,
+        *call.out.stride()[:2],
+        **_merge_constants(group, head_dim, work.tiling.split, _features(options)),
+        enable_fp_fusion=True,
+    )
 
 
 def _sizes_of(call: Call, work: WorkPlan) -> Sizes:
@@ -275,7 +281,9 @@ def variants(
         )
 
 
-def merges(target: str, head_dim: int, group: int, options: Options) -> Iterator[Variant]:
+def merges(
+    target: str, head_dim: int, group: int, options: Options, split: int = SPLIT
+) -> Iterator[Variant]:
     """Iterate over the merge of one model's decode; it writes any dtype alike."""
     types = _types(torch.bfloat16, torch.bfloat16)
     absent = {name: None for name in ("lse", "sinks") if getattr(options, name) is None}
@@ -283,7 +291,7 @@ def merges(target: str, head_dim: int, group: int, options: Options) -> Iterator
         kernel=merge_kernel,
         label=f"D {head_dim} group {group}" + "".join(f" {name}" for name in _named(options)),
         types={name: types[name] for name in merge_kernel.arg_names if name in types},
-        constants={**_merge_constants(group, head_dim, SPLIT, _features(options)), **absent},
+        constants={**_merge_constants(group, head_dim, split, _features(options)), **absent},
         loose=LOOSE & set(merge_kernel.arg_names),
         targets=frozenset({target}),
     )

@@ -28,14 +28,14 @@ def run_torch(
     plan: TorchPlan,
     q: torch.Tensor,
     k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
+    v_pool: torch.Tensor | None,
     scale: float,
     out: torch.Tensor,
 ) -> None:
-    """Fill `out` as `extend_attention` says."""
+    """Fill `out` as `extend_attention` says; without v_pool, values are the front of the keys."""
     for gather in plan.gathers:
         k = _collect(plan, gather, "k", k_pool)
-        v = _collect(plan, gather, "v", v_pool)
+        v = k[..., : out.shape[2]] if v_pool is None else _collect(plan, gather, "v", v_pool)
         for product in gather.products:
             tiles = product.num_gathered
             _attend(plan, product, q, k[:tiles], v[:tiles], scale, out)
@@ -62,7 +62,7 @@ def _attend(
     scale: float,
     out: torch.Tensor,
 ) -> None:
-    num_kv_heads, group, head_dim = plan.heads
+    group = plan.heads.group
     n, count, shared = product.num_chunks, product.num_queries, product.num_shared
     packed = _pack(plan, product, q, scale)
     rows = plan.scratch.take("rows", product.owner.shape[0] - n * shared, *packed.shape[1:])
@@ -74,7 +74,7 @@ def _attend(
     folded = (
         torch.unflatten(folded, 2, (count, group))
         .transpose(1, 2)
-        .reshape(n * count, num_kv_heads * group, head_dim)
+        .reshape(n * count, *out.shape[1:])
     )
     out.index_copy_(0, product.rows, folded.to(out.dtype))
 
@@ -99,7 +99,7 @@ def _tiles(
     v: torch.Tensor,
     masked: Product | None,
 ) -> _Tiles:
-    """Attend within each tile alone: rows [items, Hkv, R, D] to k, v [items, Hkv, TILE, D]."""
+    """Attend within each tile alone: rows [items, Hkv, R, D] to k, v [items, Hkv, TILE, .]."""
     num_items, num_kv_heads, num_rows, head_dim = rows.shape
     batch = num_items * num_kv_heads
     scores = plan.scratch.take("scores", batch, num_rows, TILE)
@@ -114,8 +114,8 @@ def _tiles(
     torch.softmax(scores, -1, out=scores)  # in place: a row is read before it is written
     # the largest weight of a tile is exp(0) over the sum, so its inverse is the sum
     mass = scores.amax(-1, keepdim=True).reciprocal_()
-    parts = plan.scratch.take(name, batch, num_rows, head_dim)
-    torch.bmm(scores, v.view(batch, TILE, head_dim), out=parts)
+    parts = plan.scratch.take(name, batch, num_rows, v.shape[-1])
+    torch.bmm(scores, v.flatten(0, 1), out=parts)
     shape = (num_items, num_kv_heads, num_rows, -1)
     return _Tiles(parts.view(shape), top.view(shape), mass.view(shape))
 

@@ -62,7 +62,7 @@ def shared_prefix_attention(
     options = Options(window, sinks, soft_cap, tree_mask, k_scale, v_scale, lse)
     paged = (k_pool, v_pool, block_table, seq_lens, q_start)
     call = check_call(q, *paged, scale=scale, out=out, options=options)
-    _check_prefixes(prefixes, block_table)
+    check_prefixes(prefixes, block_table)
     if choose_backend(k_pool.device, backend) == "torch":
         return attend_torch(call, plan)
     check_for_triton(call)
@@ -113,7 +113,7 @@ def plan_shared_prefix(
     It holds, and costs, what `plan_extend` says.
     """
     heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
-    _check_prefixes(prefixes, block_table)
+    check_prefixes(prefixes, block_table)
     scratch = scratch or Scratch(k_pool.device)
     if choose_backend(k_pool.device, backend) == "torch":
         return plan_torch(k_pool, block_table, seq_lens, q_start, heads, scratch)
@@ -141,7 +141,8 @@ def plan_shared_prefix(
     )
 
 
-def _check_prefixes(prefixes: SharedPrefixes, block_table: torch.Tensor) -> None:
+def check_prefixes(prefixes: SharedPrefixes, block_table: torch.Tensor) -> None:
+    """Raise unless the groups are what a launch can address; look at ids where debugging."""
     device, num_groups = block_table.device, prefixes.lens.shape[0]
     check_index("prefixes.members", prefixes.members, "P", torch.int32, device)
     check_index("prefixes.lens", prefixes.lens, "G", torch.int32, device)
