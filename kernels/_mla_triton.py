@@ -16,14 +16,14 @@ import torch
 import triton
 
 from kernels._attention_call import Call, Options
-from kernels._attention_triton import TYPES, merge_splits, merges
+from kernels._attention_triton import TYPES, merge_splits, merges, target_of
 from kernels._attention_work import Tiling, WorkPlan
 from kernels._mla_kernel import mla_kernel
 from kernels._mla_work import ChunkedPlan
 from kernels.backend import FLOAT_DTYPES, device_guard
 from kernels.variant import FLOAT8_TARGETS, Variant
 
-TARGETS: Final = ("sm_80", "sm_90")
+TARGETS: Final = ("sm_80", "sm_90", "sm_100", "gfx942")
 SPLIT: Final = 1024  # keys; a partial result is as wide as a latent, so it is worth more of them
 MERGED: Final = 4  # heads that a program merges, or as many of them as divide those there are
 MAX_LATENT_DIM: Final = 512  # the sum of a tile of more does not fit registers
@@ -39,20 +39,32 @@ class LatentSizes(NamedTuple):
     num_stages: int
 
 
-def choose_latent_sizes(dtype: torch.dtype, quantised: bool) -> LatentSizes:
-    """Return the tile sizes on a device, by the dtype of the queries and the kind of the pool.
+def choose_latent_sizes(target: str, dtype: torch.dtype, pool_dtype: torch.dtype) -> LatentSizes:
+    """Return the tile sizes on a device, by the dtype of the queries and of the pool.
 
-    The largest that spill no registers: the sum alone takes half of them.
+    The largest that spill no registers: the sum alone takes half of them, and numbers of eight bits
+    take some on their way to a tile.  64 rows are what wgmma multiplies; on sm_100 so many would
+    put more into tensor memory than it holds.
     """
+    amd = target == "gfx942"
     if dtype == torch.float32:
-        return LatentSizes(rows=16, keys=16, num_warps=8, num_stages=2)
-    return LatentSizes(rows=32 if quantised else 64, keys=32, num_warps=8, num_stages=2)
+        return LatentSizes(16, 16, num_warps=4 if amd else 8, num_stages=1 if amd else 2)
+    if pool_dtype != dtype:
+        narrow = target == "sm_100" or (target == "sm_90" and pool_dtype == torch.int8)
+        return LatentSizes(
+            32, 16 if narrow else 32, num_warps=4 if amd else 8, num_stages=1 if amd else 2
+        )
+    if amd:
+        return LatentSizes(64, 16, num_warps=8, num_stages=1)
+    return LatentSizes(*((32, 64) if target == "sm_100" else (64, 32)), num_warps=8, num_stages=2)
 
 
-def latent_tiling_of(dtype: torch.dtype, pool_dtype: torch.dtype, num_heads: int) -> Tiling:
+def latent_tiling_of(
+    device: torch.device, dtype: torch.dtype, pool_dtype: torch.dtype, num_heads: int
+) -> Tiling:
     """Return what a list of work needs to know of the sizes."""
-    sizes = choose_latent_sizes(dtype, pool_dtype != dtype)
-    return Tiling(sizes.rows // min(num_heads, sizes.rows), SPLIT)
+    rows = choose_latent_sizes(target_of(device), dtype, pool_dtype).rows
+    return Tiling(rows // min(num_heads, rows), SPLIT)
 
 
 def run_latents(call: Call, q_rope: torch.Tensor, plan: ChunkedPlan) -> None:
@@ -77,7 +89,7 @@ def _run_chunk(call: Call, q_rope: torch.Tensor, work: WorkPlan) -> None:
     tops, masses = work.scratch.take("tops", *shape), work.scratch.take("masses", *shape)
     partial = (tops, masses, work.scratch.take("totals", *shape, latent_dim))
     pool, options = call.k_pool, call.options
-    sizes = choose_latent_sizes(call.q.dtype, pool.dtype != call.q.dtype)
+    sizes = choose_latent_sizes(target_of(call.q.device), call.q.dtype, pool.dtype)
     constants = _constants(sizes, num_heads, (latent_dim, q_rope.shape[2]), pool.shape[1], options)
     mla_kernel[(work.items.shape[0], triton.cdiv(num_heads, sizes.rows))](
         call.q,
@@ -128,7 +140,8 @@ def latent_variants(
     """Iterate over the kernel of one model with latents of 512 + 64, at blocks of 16."""
     label = f"{TYPES[dtype]} heads {num_heads}"
     label += f" latents {TYPES[pool_dtype]}" if pool_dtype != dtype else ""
-    sizes = choose_latent_sizes(dtype, pool_dtype != dtype)
+    sizes = choose_latent_sizes(target, dtype, pool_dtype)
+    on_tiles = target in ("sm_80", "gfx942") or (target == "sm_90" and sizes.rows == 64)
     types = {
         **dict.fromkeys(("q_latent", "q_rope"), f"*{TYPES[dtype]}"),
         **dict.fromkeys(("tops", "masses", "totals", "pool_scale"), "*fp32"),
@@ -147,8 +160,7 @@ def latent_variants(
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
         loose=LOOSE,
-        # eight bits take registers on the way to tiles, too many for those that wgmma needs
-        matrix=dtype != torch.float32 and (pool_dtype == dtype or target == "sm_80"),
+        matrix=dtype != torch.float32 and on_tiles,  # elsewhere by the instructions of sm_80
         wide_loads=True,
         targets=frozenset({target}),
     )

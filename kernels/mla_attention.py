@@ -158,7 +158,7 @@ def plan_mla(
         return plan_torch(pool, block_table, seq_lens, q_start, heads, scratch)
     from kernels._mla_triton import latent_tiling_of  # optional: not on every platform
 
-    tiling = latent_tiling_of(dtype or pool.dtype, pool.dtype, num_heads)
+    tiling = latent_tiling_of(pool.device, dtype or pool.dtype, pool.dtype, num_heads)
     max_seq_len = longest(pool, block_table, max_seq_len)
     if prefixes is not None and prefixes.members.shape[0]:
         return latent_shared_work(

@@ -59,11 +59,44 @@ def attention_work(
     shared            leading keys that all the sequences have in common, read once
     """
     num_queries = sum(q_lens)
-    keys = sum(seq_lens) - shared * max(len(seq_lens) - 1, 0)
-    pairs = sum(n * s - n * (n - 1) / 2 for n, s in zip(q_lens, seq_lens, strict=True))
+    keys, pairs = _tokens_and_pairs(q_lens, seq_lens, shared)
     moved = 2 * num_queries * heads.num_heads * heads.head_dim * element_bytes
     read = 2 * keys * heads.num_kv_heads * heads.head_dim * kv_bytes
     return Work(bytes=moved + read, flop=4 * pairs * heads.num_heads * heads.head_dim)
+
+
+def mla_work(
+    q_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    num_heads: int,
+    *,
+    latent_dim: int = 512,
+    rope_dim: int = 64,
+    element_bytes: int = 2,
+    latent_bytes: int = 2,
+    shared: int = 0,
+) -> Work:
+    """Return the work of causal attention over latents, in absorbed form.
+
+    q_lens, seq_lens  queries and stored tokens of each sequence
+    element_bytes     of a query and a result
+    latent_bytes      of a stored number
+    shared            leading tokens that all the sequences have in common, read once
+    """
+    width = latent_dim + rope_dim
+    tokens, pairs = _tokens_and_pairs(q_lens, seq_lens, shared)
+    moved = sum(q_lens) * num_heads * (width + latent_dim) * element_bytes
+    read = tokens * width * latent_bytes
+    return Work(bytes=moved + read, flop=2 * pairs * num_heads * (width + latent_dim))
+
+
+def _tokens_and_pairs(
+    q_lens: Sequence[int], seq_lens: Sequence[int], shared: int
+) -> tuple[float, float]:
+    """Count the tokens that are read, and the queries that each is multiplied with."""
+    tokens = sum(seq_lens) - shared * max(len(seq_lens) - 1, 0)
+    pairs = sum(n * s - n * (n - 1) / 2 for n, s in zip(q_lens, seq_lens, strict=True))
+    return tokens, pairs
 
 
 def store_work(num_tokens: int, heads: Heads, *, element_bytes: int = 2, kv_bytes: int = 2) -> Work:

@@ -95,7 +95,7 @@ def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) ->
 def test_latents_match_a_float64_reference_on_ragged_steps(backend: str) -> None:
     lengths = st.tuples(st.integers(0, 6), st.integers(0, 80))
 
-    @settings(max_examples=12 if INTERPRETED else 40, deadline=None, database=None)
+    @settings(max_examples=8 if INTERPRETED else 40, deadline=None, database=None)
     @given(
         st.lists(lengths, min_size=1, max_size=3),
         st.sampled_from(list(TOLERANCE)),
@@ -161,6 +161,8 @@ def test_it_is_attention_over_the_keys_and_values_that_latents_stand_for(
 def test_a_prompt_whole_in_chunks_token_by_token_and_in_company_has_the_same_bits(
     backend: str, options: str, generator: torch.Generator
 ) -> None:
+    if backend == "triton" and options == "none":
+        pytest.skip("the triton backend has one path")
     length = 75 if backend == "triton" else 600
     whole = sequence(generator, length, length)
     company = [sequence(generator, 3, 44), sequence(generator, 1, 70)]
@@ -172,7 +174,7 @@ def test_a_prompt_whole_in_chunks_token_by_token_and_in_company_has_the_same_bit
 
     with small_splits():
         expected = bits([whole], 16)
-        for end, count in [(length, 30), (70, 7), (64, 1), (65, 1), (1, 1)]:
+        for end, count in [(length, 12), (64, 1), (65, 3), (1, 1)]:
             part = whole.first(end, count)
             rows = expected[end - count : end]
             assert torch.equal(bits([part], 1), rows)

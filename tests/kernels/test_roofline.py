@@ -10,6 +10,7 @@ from kernels.roofline import (
     copy_work,
     least_seconds,
     linear_work,
+    mla_work,
     norm_work,
     rotary_store_work,
     sample_work,
@@ -38,6 +39,15 @@ def test_smaller_keys_halve_what_is_read_and_nothing_else() -> None:
     wide = attention_work([1], [100], HEADS)
     small = attention_work([1], [100], HEADS, kv_bytes=1)
     assert wide.bytes - small.bytes == 2 * 100 * 2 * 8
+
+
+def test_a_latent_is_read_once_for_all_heads_and_as_key_and_value() -> None:
+    # 3 queries behind 2 tokens see 3, 4 and 5 of them; a key is 8 + 2 numbers, a value 8
+    work = mla_work([3, 1], [5, 7], 4, latent_dim=8, rope_dim=2)
+    assert work.flop == 2 * (3 + 4 + 5 + 7) * 4 * (10 + 8)
+    assert work.bytes == 2 * 4 * 4 * (10 + 8) + 2 * 12 * 10
+    together = mla_work([3, 1], [5, 7], 4, latent_dim=8, rope_dim=2, shared=2, latent_bytes=1)
+    assert together.bytes == 2 * 4 * 4 * (10 + 8) + 10 * 10
 
 
 def test_the_row_ops_move_each_number_once() -> None:
