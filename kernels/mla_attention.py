@@ -100,7 +100,11 @@ def mla_attention(
         return call.out
     check_for_triton(call)
     if num_tokens:
-        from kernels._mla_triton import MAX_LATENT_DIM, run_latents  # optional: not everywhere
+        from kernels._mla_triton import (  # optional: not on every platform
+            MAX_LATENT_DIM,
+            latent_tiling_of,
+            run_latents,
+        )
 
         if latent_dim > MAX_LATENT_DIM:
             raise ValueError(
@@ -122,6 +126,9 @@ def mla_attention(
             raise TypeError(f"plan is a {type(plan).__name__}, not one of plan_mla for triton")
         if plan.num_tokens != num_tokens:
             raise ValueError(f"q_latent has {num_tokens} rows, but the plan has {plan.num_tokens}")
+        tiling = latent_tiling_of(pool.device, q_latent.dtype, pool.dtype, num_heads)
+        if plan.chunks[0].tiling != tiling:
+            raise ValueError("the number of heads or the dtype is not what the plan was made for")
         run_latents(call, q_rope, plan)
     return call.out
 

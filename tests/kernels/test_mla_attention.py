@@ -223,6 +223,11 @@ def test_a_plan_and_its_scratch_serve_every_layer(backend: str, generator: torch
         for plan in (plan_mla(*tables, scratch=PoisonedScratch(step.q.device), **sizes), bounded):
             for _ in range(2):
                 assert torch.equal(attended(step, backend, plan=plan), expected)
+        other = plan_mla(*tables, **{**sizes, "num_heads": 1})
+        with pytest.raises(
+            ValueError, match=r"number of heads .*is not what the plan was made for"
+        ):
+            attended(step, backend, plan=other)
         step.q = step.q[:1]
         with pytest.raises(ValueError, match=r"q_latent has 1 rows, but .* 2"):
             attended(step, backend, plan=bounded)
