@@ -116,7 +116,7 @@ def run_triton(call: Call, work: WorkPlan, sizes: Sizes | None = None) -> None:
         totals = work.scratch.take("totals", *shape, head_dim)
     partial = (tops, masses, totals)
     with device_guard(call.q.device):
-        _attend(call, work, partial, sizes or _sizes_of(call, work))
+        _attend(call, work, partial, sizes)
         if work.num_splits:
             merge_splits(call, work, partial, call.heads.group)
 
@@ -142,17 +142,17 @@ def merge_splits(
     )
 
 
-def _sizes_of(call: Call, work: WorkPlan) -> Sizes:
-    q = call.q
-    sizes = choose_sizes(target_of(q.device), q.dtype, q.shape[2], call.heads.group)
-    return sizes if work.num_splits else sizes.wide
-
-
 def _attend(
-    call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...], sizes: Sizes
+    call: Call,
+    work: WorkPlan,
+    partial: tuple[torch.Tensor | None, ...],
+    sizes: Sizes | None,
 ) -> None:
     q, k_pool, v_pool, options = call.q, call.k_pool, call.v_pool, call.options
     num_tokens, num_heads, head_dim = q.shape
+    if sizes is None:
+        sizes = choose_sizes(target_of(q.device), q.dtype, head_dim, call.heads.group)
+        sizes = sizes if work.num_splits else sizes.wide
     scale = options.k_scale
     scale_strides = (0, 0, 1) if scale is None or scale.dim() == 1 else scale.stride()
     attention_kernel[(work.items.shape[0], call.heads.num_kv)](

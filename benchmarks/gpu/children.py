@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
@@ -25,6 +27,8 @@ MARK: Final = "@row "
 POISONED: Final = 3
 """Exit status of a child whose device no longer answers."""
 MOST_RESTARTS: Final = 6
+PATIENCE_S: Final = 0.5
+"""How often a parent looks up from waiting, and how long a dead child's last words may take."""
 
 Row = dict[str, Any]
 
@@ -113,44 +117,50 @@ class Collection:
                 stdout=subprocess.PIPE,
                 stderr=said,
                 text=True,
+                process_group=0,
             )
-            assert child.stdin is not None
-            assert child.stdout is not None
-            lines: queue.Queue[str | None] = queue.Queue()
+            lines: queue.Queue[str] = queue.Queue()
             reader = threading.Thread(target=_pass_on, args=(child.stdout, lines), daemon=True)
             reader.start()
             try:
+                assert child.stdin is not None
                 child.stdin.write(json.dumps(names))
                 child.stdin.close()
             except BrokenPipeError:
                 pass  # it died at once, and its exit status says so
-            current, reason = self._follow(lines)
-            if reason is not None:
-                child.kill()
+            current, reason = self._follow(child, lines)
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # and the compilers that it started
             status = child.wait()
-            reader.join()
-            child.stdout.close()
+            reader.join(PATIENCE_S)
+            if not reader.is_alive() and child.stdout is not None:
+                child.stdout.close()
             if status not in (0, POISONED) or reason is not None:
                 said.seek(0)
                 reason = reason or f"the process ended with {status}"
                 row = {"item": current or names[0], "error": reason, "kind": "Died"}
                 self._add(row | {"trace": said.read()[-2000:]})
 
-    def _follow(self, lines: queue.Queue[str | None]) -> tuple[str | None, str | None]:
+    def _follow(
+        self, child: subprocess.Popen[str], lines: queue.Queue[str]
+    ) -> tuple[str | None, str | None]:
         """Take rows until the child ends or must; return the item it was at, and why it must."""
-        current = None
+        current, heard = None, time.time()
         while True:
-            left = self.deadline - time.time()
+            ended = child.poll() is not None
             try:
-                line = lines.get(timeout=max(0.1, min(self.item_limit_s, left)))
+                line = lines.get(timeout=PATIENCE_S)
             except queue.Empty:
+                if ended:  # before the last look, so nothing more comes
+                    return current, None
                 if time.time() > self.deadline:
                     return current, "the time was up"
-                return current, f"it took longer than {self.item_limit_s:.0f} s"
-            if line is None:
-                return current, None
+                if time.time() - heard > self.item_limit_s:
+                    return current, f"it took longer than {self.item_limit_s:.0f} s"
+                continue
             if not line.startswith(MARK):
                 continue
+            heard = time.time()
             row = json.loads(line[len(MARK) :])
             if row.get("begun"):
                 current = row["item"]
@@ -159,10 +169,9 @@ class Collection:
             self._add(row)
 
 
-def _pass_on(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+def _pass_on(stream: IO[str], lines: queue.Queue[str]) -> None:
     for line in stream:
         lines.put(line)
-    lines.put(None)
 
 
 def names_from_parent() -> list[str]:

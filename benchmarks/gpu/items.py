@@ -16,12 +16,14 @@ from typing import Any, Final
 
 import torch
 
+import kernels
 from benchmarks.gpu.attention import cascade_cases, decode_cases, extend_cases
 from benchmarks.gpu.bits import library_questions, tile_questions
 from benchmarks.gpu.case import Case
 from benchmarks.gpu.checks import right_questions
 from benchmarks.gpu.clock import CEILINGS, Clock, DeviceClock, OneCall, ceiling_calls
 from benchmarks.gpu.graphs import graph_questions
+from benchmarks.gpu.latents import latent_cases, latent_questions
 from benchmarks.gpu.public_peers import Absent
 from benchmarks.gpu.rows import move_cases, row_cases
 from benchmarks.gpu.steps import FULL, TINY, Shapes
@@ -38,6 +40,7 @@ def all_cases(shapes: Shapes = FULL) -> list[Case]:
         *decode_cases(shapes),
         *extend_cases(shapes),
         *cascade_cases(shapes),
+        *(latent_cases(shapes) if hasattr(kernels, "mla_attention") else ()),
         *move_cases(shapes),
         *row_cases(shapes),
     ]
@@ -56,7 +59,8 @@ def questions_of(kind: str) -> dict[str, Callable[[torch.device], object]]:
     """Return the questions of a kind; those answered by True or False must hold."""
     if kind == "library":
         return dict(library_questions())
-    return {**right_questions(), **graph_questions(), **tile_questions()}
+    latents = latent_questions() if hasattr(kernels, "mla_attention") else {}
+    return {**right_questions(), **latents, **graph_questions(), **tile_questions()}
 
 
 def runner(kind: str, device: torch.device, *, tiny: bool) -> Callable[[str], Row]:

@@ -16,18 +16,21 @@ import pytest
 import torch
 
 from benchmarks.gpu import public_peers
-from benchmarks.gpu.bits import classes, library_questions
+from benchmarks.gpu.bits import classes, library_questions, tile_questions
 from benchmarks.gpu.case import EXACTNESS, OURS, Case, Goal
-from benchmarks.gpu.checks import right_questions
 from benchmarks.gpu.children import Collection
-from benchmarks.gpu.graphs import graph_questions
-from benchmarks.gpu.items import all_cases
+from benchmarks.gpu.items import all_cases, questions_of
 from benchmarks.gpu.report import goal_line, goals_of, rows_of, table
 from benchmarks.gpu.steps import TINY
 from kernels.roofline import Ceilings, Work
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
+QUESTIONS = {
+    name: ask
+    for name, ask in questions_of("questions").items()
+    if name not in tile_questions()  # those ask Triton
+}
 CEILINGS = Ceilings(bytes_s=1e12, flop_s=1e15)
 
 
@@ -89,9 +92,7 @@ def test_a_dry_run_goes_through_every_stage_in_the_interpreter(tmp_path: Path) -
     assert found["questions"]["compile 0"]
 
 
-@pytest.mark.parametrize(
-    "question", {**right_questions(), **graph_questions()}.items(), ids=lambda pair: pair[0]
-)
+@pytest.mark.parametrize("question", QUESTIONS.items(), ids=lambda pair: pair[0])
 def test_each_question_is_answered_yes_by_the_reference(question: Any) -> None:
     name, ask = question
     if name.startswith("extend captured"):
@@ -126,12 +127,14 @@ def test_the_library_on_this_cpu_shows_its_classes_of_row_counts() -> None:
 
 
 CHILD = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 from benchmarks.gpu.children import names_from_parent, run_items
 lost = []
 def run(name):
     if name == "dies":
         os._exit(9)
+    if name == "leaves a worker":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if name == "hangs":
         time.sleep(600)
     if name == "raises":
@@ -160,6 +163,11 @@ def test_a_child_that_dies_loses_one_item_and_no_other() -> None:
     assert rows["dies"]["error"] == "the process ended with 9"
     assert rows["raises"]["error"] == "ValueError: wrong"
     assert "no device" in rows["poisons"]["error"]
+
+
+def test_a_worker_that_outlives_its_child_keeps_nobody_waiting() -> None:
+    rows = collected(["leaves a worker"], limit=10.0)  # and holds the child's output for longer
+    assert rows["leaves a worker"]["answer"]
 
 
 def test_an_item_that_hangs_is_given_up_and_the_rest_goes_on() -> None:
