@@ -33,7 +33,10 @@ class Clock(Protocol):
 
 
 class DeviceClock:
-    """The real one."""
+    """The real one; it repeats calls for so many milliseconds."""
+
+    def __init__(self, repeat_ms: int = REPEAT_MS) -> None:
+        self.repeat_ms = repeat_ms
 
     def measure(self, calls: list[Call], *, eager: bool = False) -> Row:
         for call in calls:
@@ -46,10 +49,10 @@ class DeviceClock:
             torch.cuda.synchronize()
             row |= {"graph": False, "not_captured": str(error).splitlines()[0]}
             runs = calls
-        median, low, high = _percentiles(runs)
+        median, low, high = _percentiles(runs, self.repeat_ms)
         row |= {"us": median, "low_us": low, "high_us": high}
         if eager:
-            row["eager_us"] = _percentiles(calls)[0] if row["graph"] else median
+            row["eager_us"] = _percentiles(calls, self.repeat_ms)[0] if row["graph"] else median
         return row
 
 
@@ -71,13 +74,13 @@ def captured(call: Call) -> Callable[[], None]:
     return graph.replay
 
 
-def _percentiles(runs: list[Call]) -> tuple[float, float, float]:
+def _percentiles(runs: list[Call], repeat_ms: int) -> tuple[float, float, float]:
     """Median, 20th and 80th percentile in microseconds."""
     import triton.testing  # only where there is a GPU
 
     turn = itertools.cycle(runs)
     found = triton.testing.do_bench(
-        lambda: next(turn)(), warmup=WARM_UP_MS, rep=REPEAT_MS, quantiles=[0.5, 0.2, 0.8]
+        lambda: next(turn)(), warmup=WARM_UP_MS, rep=repeat_ms, quantiles=[0.5, 0.2, 0.8]
     )
     median, low, high = (1e3 * milliseconds for milliseconds in found)
     return median, low, high

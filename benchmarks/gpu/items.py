@@ -50,9 +50,9 @@ def names_of(kind: str, cases: list[Case]) -> list[str]:
     """Return the names of a kind's items, in the order in which they run."""
     if kind in ("questions", "library"):
         return list(questions_of(kind))
-    timed = sorted(cases, key=lambda case: ORDER.index(case.kind))
+    ordered = sorted(cases, key=lambda case: ORDER.index(case.kind))
     ceilings = CEILINGS if kind == "time" else ()
-    return [*ceilings, *(case.name for case in timed)]
+    return [*ceilings, *(case.name for case in ordered)]
 
 
 def questions_of(kind: str) -> dict[str, Callable[[torch.device], object]]:
@@ -70,12 +70,10 @@ def runner(kind: str, device: torch.device, *, tiny: bool) -> Callable[[str], Ro
         return lambda name: {"answer": questions[name](device)}
     clock: Clock = DeviceClock() if kind == "time" and device.type == "cuda" else OneCall()
     cases = {case.name: case for case in all_cases(TINY if tiny else FULL)}
-    return partial(_timed, cases, clock, device, tiny)
+    return partial(timed, cases, clock, device, tiny)
 
 
-def _timed(
-    cases: dict[str, Case], clock: Clock, device: torch.device, tiny: bool, name: str
-) -> Row:
+def timed(cases: dict[str, Case], clock: Clock, device: torch.device, tiny: bool, name: str) -> Row:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     with torch.no_grad():

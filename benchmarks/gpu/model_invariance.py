@@ -92,7 +92,11 @@ def captured_ways(model: LayersAlone, vocab: int, device: torch.device) -> Itera
 
     held = step_at(first)
     out = torch.empty(2, vocab, device=device)
-    replay = replayed(lambda: out.copy_(model.forward(stepped.pool, held, decode=True)), device)
+
+    def decode() -> torch.Tensor:
+        return out.copy_(model.forward(stepped.pool, held, max_seq_len=longest))
+
+    replay = replayed(decode, device)
     for at in range(first, longest // 2):
         for tensor, value in zip(held, step_at(at), strict=True):
             tensor.copy_(value)

@@ -15,29 +15,41 @@ from runtime.kv.store import KVStore
 from runtime.models.config import ModelConfig
 from runtime.models.llama import LlamaModel
 from runtime.plan import Slice
-from tests.support.tiny_models import random_weights
+from runtime.weights.mapping import expected_shapes
+
+
+def new_runtime_llama(
+    shape: Shape, device: torch.device, dtype: torch.dtype
+) -> tuple[ModelConfig, LlamaModel]:
+    """Make a model of random weights, drawn on the device one tensor at a time."""
+    config = ModelConfig(
+        architecture="llama",
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_layers=shape.num_layers,
+        num_heads=shape.heads.num_heads,
+        num_kv_heads=shape.heads.num_kv_heads,
+        head_dim=shape.heads.head_dim,
+        max_len=shape.max_len,
+        rms_norm_eps=1e-5,
+        rope_theta=10_000.0,
+    )
+
+    def drawn(size: tuple[int, ...]) -> torch.Tensor:
+        matrix = len(size) > 1  # the others are norms' weights, which are about one
+        return torch.randn(size, device=device) * 2 * size[-1] ** -0.5 + (0 if matrix else 1)
+
+    weights = ((name, drawn(size)) for name, size in expected_shapes(config).items())
+    return config, LlamaModel(config, weights, dtype=dtype, device=device)
 
 
 class RuntimeLlama:
     """A model of random weights, computed by the runtime."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        self.config = ModelConfig(
-            architecture="llama",
-            vocab_size=shape.vocab,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.ffn,
-            num_layers=shape.num_layers,
-            num_heads=shape.heads.num_heads,
-            num_kv_heads=shape.heads.num_kv_heads,
-            head_dim=shape.heads.head_dim,
-            max_len=shape.max_len,
-            rms_norm_eps=1e-5,
-            rope_theta=10_000.0,
-        )
-        weights = random_weights(self.config)
         self.device, self.dtype = device, dtype
-        self.model = LlamaModel(self.config, weights.items(), dtype=dtype, device=device)
+        self.config, self.model = new_runtime_llama(shape, device, dtype)
 
     def new_pool(self, num_blocks: int, block_size: int) -> torch.Tensor:
         store = self._store(num_blocks, block_size)

@@ -9,6 +9,7 @@ the same ops in the same order; where they are there, its own code is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -101,12 +102,19 @@ class Model(Protocol):
 class LayersAlone:
     """The model out of the kernels alone."""
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        self.shape, self.device, self.dtype = shape, device, dtype
+    def __init__(
+        self,
+        shape: Shape,
+        device: torch.device,
+        dtype: torch.dtype,
+        product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = kernels.linear,
+    ) -> None:
+        self.shape, self.device, self.dtype, self.product = shape, device, dtype, product
+        self.scratch = kernels.Scratch(device)
         heads, hidden = shape.heads, shape.hidden
 
         def normal(*size: int) -> torch.Tensor:
-            return (torch.randn(size) * size[-1] ** -0.5).to(device, dtype)
+            return (torch.randn(size, device=device) * size[-1] ** -0.5).to(dtype)
 
         num_mixed = heads.num_heads + 2 * heads.num_kv_heads
         self.embedding = 2 * normal(shape.vocab, hidden)
@@ -141,23 +149,45 @@ class LayersAlone:
     def logits(self, pool: torch.Tensor, texts: Texts, pieces: list[Piece]) -> torch.Tensor:
         return self.forward(pool, texts.step(pieces, self.device))
 
-    def forward(self, pool: torch.Tensor, step: Step, *, decode: bool = False) -> torch.Tensor:
-        """Compute [T, vocab] logits; `decode` takes the split layout, which a graph may hold."""
+    def forward(
+        self, pool: torch.Tensor, step: Step, *, max_seq_len: int | None = None
+    ) -> torch.Tensor:
+        """Compute [T, vocab] logits, as `hidden` does."""
+        return self.project(self.hidden(pool, step, max_seq_len=max_seq_len))
+
+    def hidden(
+        self, pool: torch.Tensor, step: Step, *, max_seq_len: int | None = None
+    ) -> torch.Tensor:
+        """Compute [T, hidden], storing K/V on the way.
+
+        max_seq_len  of a decode, which takes the split layout, as a graph may hold it
+        """
         heads = self.shape.heads
         paged = (step.block_table, step.seq_lens, step.q_start)
+        size = {"num_heads": heads.num_heads, "num_tokens": len(step.token_ids)}
         attend: Callable[..., torch.Tensor] = kernels.extend_attention
-        if decode:
+        if max_seq_len is None:
+            plan = kernels.plan_extend(pool[0, 0], *paged, **size, scratch=self.scratch)
+        else:
             attend = kernels.decode_attention
+            plan = kernels.plan_decode(
+                pool[0, 0], *paged, **size, max_seq_len=max_seq_len, scratch=self.scratch
+            )
+        attend = partial(attend, scale=heads.head_dim**-0.5, plan=plan)
+        product = self.product
         x = functional.embedding(step.token_ids, self.embedding)
         cos, sin = self.cos[step.positions], self.sin[step.positions]
         for layer, (k_pool, v_pool) in zip(self.layers, pool, strict=True):
             normed = kernels.rms_norm(x, layer["norm"], eps=1e-5)
-            mixed = kernels.linear(normed, layer["qkv"]).view(len(x), -1, heads.head_dim)
+            mixed = product(normed, layer["qkv"]).view(len(x), -1, heads.head_dim)
             q = kernels.rotary_store_kv(mixed, cos, sin, k_pool, v_pool, step.slots)
-            attended = attend(q, k_pool, v_pool, *paged, scale=heads.head_dim**-0.5)
-            x = x + kernels.linear(attended.flatten(1), layer["out"])
+            attended = attend(q, k_pool, v_pool, *paged)
+            x = x + product(attended.flatten(1), layer["out"])
             normed = kernels.rms_norm(x, layer["ffn_norm"], eps=1e-5)
-            gated = kernels.silu_and_mul(kernels.linear(normed, layer["gate_up"]))
-            x = x + kernels.linear(gated, layer["down"])
+            x = x + product(kernels.silu_and_mul(product(normed, layer["gate_up"])), layer["down"])
+        return x
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Project rows onto the vocabulary."""
         ones = torch.ones_like(self.embedding[0])
-        return kernels.linear(kernels.rms_norm(x, ones, eps=1e-5), self.head).float()
+        return self.product(kernels.rms_norm(x, ones, eps=1e-5), self.head).float()
