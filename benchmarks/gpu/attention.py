@@ -166,7 +166,7 @@ def decode_cases(shapes: Shapes) -> Iterator[Case]:
         goals += (EXACTNESS,) if choices else ()
         yield case(OURS, "ours", build=partial(ours, copies=2), goals=goals, eager=True)
         if measured:
-            yield case("ours, plan made in the call", "ours", build=partial(ours, planned=False))
+            yield case("planning in the call", "ours", build=partial(ours, planned=False))
         for name, peer in torch_peers.DECODE.items():
             yield case(name, "torch", build=partial(peer, shapes=shapes, sizes=sizes))
         if measured:

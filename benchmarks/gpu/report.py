@@ -129,6 +129,10 @@ def table(rows: list[Row]) -> str:
     head = f"{'case':26}{'least us':>9}{'us':>13}{'share':>7}{'launched':>10}"
     lines = [f"{head}{'best free':>11}{'cost':>7}  best peer"]
     for row in rows:
+        if row["kind"] == "ours" and row["variant"] != OURS:
+            lines.append(
+                f"  {row['variant']:24}{'':9}{_measured(row)}{_number(row['share'], '.2f'):>7}"
+            )
         if row["variant"] != OURS:
             continue
         beside = [other for other in rows if other["case"] == row["case"]]
@@ -137,15 +141,19 @@ def table(rows: list[Row]) -> str:
         cost = None if us is None or free is None else us / min(us, free["us"]) - 1
         peer = _best(beside, "torch", "public")
         faster = "" if peer is None or us is None else f" = {peer['us'] / us:.2f} x ours"
-        unmeasured = "failed" if "error" in row else "not measured"
         lines.append(
             f"{row['case']:26}{row['least_us']:>9.1f}"
-            f"{unmeasured if us is None else format(us, '.1f'):>13}"
+            f"{_measured(row)}"
             f"{_number(row['share'], '.2f'):>7}{_number(row.get('eager_us'), '.1f'):>10}"
             f"{_number(free and free['us'], '.1f'):>11}{_number(cost, '.1%'):>7}"
             f"  {'' if peer is None else format(peer['us'], '.1f') + ' ' + peer['variant']}{faster}"
         )
     return "\n".join(lines)
+
+
+def _measured(row: Row) -> str:
+    unmeasured = "failed" if "error" in row else "not measured"
+    return f"{_number(row['measured_us'], '.1f') or unmeasured:>13}"
 
 
 def _best(rows: list[Row], *kinds: str) -> Row | None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import public_peers
+from benchmarks.gpu import clock, public_peers
 from benchmarks.gpu.bits import classes, library_questions, tile_questions
 from benchmarks.gpu.case import EXACTNESS, OURS, Case, Goal
 from benchmarks.gpu.children import Collection
@@ -124,6 +124,42 @@ def test_settings_of_equal_bits_are_named_together() -> None:
 def test_the_library_on_this_cpu_shows_its_classes_of_row_counts() -> None:
     ask = library_questions()["linear float32 K 4096 N 4096"]
     assert "8" in ask(CPU)
+
+
+def clock_with(
+    monkeypatch: pytest.MonkeyPatch, capture: Any
+) -> tuple[dict[str, Any], list[list[Any]]]:
+    """Measure two calls by the device's clock, its CUDA calls replaced; and what it timed."""
+    timed: list[list[Any]] = []
+
+    def percentiles(runs: list[Any], repeat_ms: int) -> tuple[float, float, float]:
+        timed.append([run() for run in runs])
+        return 3.0, 2.0, 4.0
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(clock, "captured", capture)
+    monkeypatch.setattr(clock, "_percentiles", percentiles)
+    row = clock.DeviceClock().measure([lambda: "a", lambda: "b"], eager=True)
+    return row, timed
+
+
+def test_the_clock_times_replays_and_then_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, timed = clock_with(monkeypatch, lambda call: lambda: f"replay of {call()}")
+    assert timed == [["replay of a", "replay of b"], ["a", "b"]]
+    assert row == {"graph": True, "us": 3.0, "low_us": 2.0, "high_us": 4.0, "eager_us": 3.0}
+
+
+def test_what_cannot_be_captured_is_timed_as_launched_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(call: Any) -> Any:
+        raise RuntimeError("not permitted when stream is capturing\nmore")
+
+    row, timed = clock_with(monkeypatch, refuse)
+    assert timed == [["a", "b"]]
+    assert row["graph"] is False
+    assert row["not_captured"] == "not permitted when stream is capturing"
+    assert row["eager_us"] == 3.0
 
 
 CHILD = """
