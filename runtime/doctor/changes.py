@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -183,6 +184,7 @@ def _are_alike(theirs: str, ours: str) -> bool:
 
 
 def _goes_on(theirs: Sequence[Said], ours: Sequence[Said], start: int) -> bool:
-    """True where the next messages are equal: it is the same conversation."""
-    pairs = list(zip(theirs[start:], ours[start:], strict=False))
-    return bool(pairs) and pairs[0][0] == pairs[0][1]
+    """True where the next messages are equal and say enough: it is the same conversation."""
+    pairs = zip(theirs[start:], ours[start:], strict=False)
+    same = takewhile(lambda pair: pair[0] == pair[1], pairs)
+    return sum(len(said.text) for said, _ in same) >= LEAST_SHIFTED

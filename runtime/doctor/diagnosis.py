@@ -18,9 +18,9 @@ from runtime.doctor.changes import Change
 from runtime.doctor.linking import Link, links_of
 from runtime.doctor.log import LoggedRequest
 from runtime.doctor.mending import mended
-from runtime.doctor.reasons import WORDS, Mend, Reason
+from runtime.doctor.reasons import REWRITTEN, WORDS, Mend, Reason
 from runtime.doctor.rendering import Renderer
-from runtime.doctor.replay import Encoded, Encoder, Outcome, replay
+from runtime.doctor.replay import Encoded, Encoder, Outcome, replay, shared_beyond
 
 LEAST_LOST = 32
 """Tokens that an earlier request has and that were not found, below which nothing is amiss."""
@@ -167,7 +167,7 @@ class Doctor:
         known: Collection[Reason],
     ) -> list[ReasonFound]:
         """Look for reasons in a log as it stands, and try the mend of each."""
-        lost = _lost(log, outcomes, links_of(log))
+        lost = _lost(self._encoded(log), outcomes, links_of(log))
         computed = sum(outcome.num_tokens - outcome.num_cached for outcome in outcomes)
         told = []
         for reason, cases in lost.items():
@@ -182,8 +182,10 @@ class Doctor:
         return [one for one in told if one.reason not in known]
 
     def _replayed(self, log: Sequence[LoggedRequest], num_blocks: int | None) -> list[Outcome]:
-        encoded: list[Encoded] = [self._encoder.encode(request) for request in log]
-        return replay(encoded, block_size=self._block_size, num_blocks=num_blocks)
+        return replay(self._encoded(log), block_size=self._block_size, num_blocks=num_blocks)
+
+    def _encoded(self, log: Sequence[LoggedRequest]) -> list[Encoded]:
+        return [self._encoder.encode(request) for request in log]
 
     def _rate(self, log: Sequence[LoggedRequest]) -> tuple[float, bool]:
         """Prompt tokens computed a second: as asked for, else the log's, else assumed."""
@@ -206,11 +208,11 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def _lost(
-    log: Sequence[LoggedRequest], outcomes: Sequence[Outcome], links: Sequence[Link]
+    encoded: Sequence[Encoded], outcomes: Sequence[Outcome], links: Sequence[Link]
 ) -> dict[Reason, list[Case]]:
     """Tell for each request that lost tokens by which reason it did."""
     found: dict[Reason, list[Case]] = defaultdict(list)
-    for index, (request, outcome, link) in enumerate(zip(log, outcomes, links, strict=True)):
+    for index, (outcome, link) in enumerate(zip(outcomes, links, strict=True)):
         if outcome.cause is Cause.EVICTED:
             if outcome.num_evicted >= LEAST_LOST:
                 found[Reason.EVICTED].append(Case(index, outcome.num_evicted, None, None))
@@ -220,13 +222,16 @@ def _lost(
             if lost >= LEAST_LOST:
                 found[Reason.OTHER_SALT].append(Case(index, lost, None, None))
             continue
-        size = sum(len(said.text) for said in request.said) + sum(
-            len(tool.text) for tool in request.tools
-        )
-        shared = outcome.num_tokens * link.shared_chars / max(1, size)
-        lost = int(min(shared, outcome.num_tokens) - outcome.num_cached)
-        for change in link.changes if lost >= LEAST_LOST else ():
-            found[change.reason].append(Case(index, lost, link.earlier, change))
+        if link.earlier is None or not link.changes:
+            continue
+        before, now = encoded[link.earlier], encoded[index]
+        known = shared_beyond(before.prompt + before.reply, now.prompt, outcome.num_cached)
+        for change in link.changes:
+            lost = known
+            if change.reason in REWRITTEN:  # the tokens differ all the way, the words don't
+                lost = min(before.num_tokens, now.num_tokens) - outcome.num_cached
+            if lost >= LEAST_LOST:
+                found[change.reason].append(Case(index, lost, link.earlier, change))
     return found
 
 

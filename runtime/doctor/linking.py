@@ -18,13 +18,11 @@ from runtime.doctor.pieces import Neighbours
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """What a request has to do with an earlier one.
 
-    earlier       index of the earlier request in the log; None where none is like it
-    shared_chars  characters that both have, wherever they stand
-    changes       what changed from that one to this: in the tools, in the messages, or in both
+    earlier  index of the earlier request in the log; None where none is like it
+    changes  what changed from that one to this: in the tools, in the messages, or in both
     """
 
     earlier: int | None = None
-    shared_chars: int = 0
     changes: tuple[Change, ...] = ()
 
 
@@ -35,12 +33,12 @@ def links_of(log: Sequence[LoggedRequest]) -> list[Link]:
     links = []
     for index, request in enumerate(log):
         group = request.model, request.tenant, request.salt
-        place, shared = neighbours[group].add(request)
+        place = neighbours[group].add(request)
         if place is None:
             links.append(Link())
         else:
             earlier = members[group][place]
             changes = tuple(change_between(log[earlier], request))
-            links.append(Link(earlier=earlier, shared_chars=shared, changes=changes))
+            links.append(Link(earlier=earlier, changes=changes))
         members[group].append(index)
     return links

@@ -17,7 +17,7 @@ from runtime.doctor.linking import Link
 from runtime.doctor.log import LoggedRequest, Said
 from runtime.doctor.pieces import pieces_of
 from runtime.doctor.reasons import Reason
-from runtime.doctor.text_changes import hunks, kind_of, likeness
+from runtime.doctor.text_changes import hunks, kind_of
 
 NEARLY_ALL = 0.9
 """Share of the requests that have a sentence where it counts as one that stays."""
@@ -83,7 +83,7 @@ class Mover:
         if self._reason is Reason.CONTEXT_ABOVE:
             return True
         for other, before in self._examples.get((group, at), ()):
-            if other == piece.strip() or (likeness(other, piece) == 0 and len(piece.split()) > 1):
+            if other == piece.strip() or not _are_related(other, piece.strip()):
                 continue
             first = hunks(other, piece.strip())[0]
             theirs, ours = other[slice(*first.theirs)], piece.strip()[slice(*first.ours)]
@@ -108,6 +108,12 @@ class Mover:
                         found[group, at].append((piece.strip(), before[-200:]))
                     before += piece
         return found
+
+
+def _are_related(one: str, other: str) -> bool:
+    """True for two sentences that may be one with another value: a word in common, or no two."""
+    words = [set(text.split()) for text in (one, other)]
+    return bool(words[0] & words[1]) or min(map(len, words)) == 1
 
 
 MOST_EXAMPLES = 12

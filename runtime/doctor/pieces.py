@@ -47,11 +47,11 @@ class Neighbours:
         self._latest: dict[str, deque[int]] = defaultdict(lambda: deque(maxlen=NUM_LATEST))
         self._bags: list[Counter[str]] = []
 
-    def add(self, request: LoggedRequest) -> tuple[int | None, int]:
+    def add(self, request: LoggedRequest) -> int | None:
         """Take the next request of the log.
 
-        returns  the index of the earlier request that shares most with it, the latest of several,
-                 and how many characters they share; None and 0 where none shares anything
+        returns  the index of the earlier request that shares most with it, the latest of several;
+                 None where none shares anything
         """
         bag = _bag(request)
         candidates = {index for piece in bag for index in self._latest.get(piece, ())}
@@ -61,7 +61,7 @@ class Neighbours:
         self._bags.append(bag)
         for piece in bag:
             self._latest[piece].append(number)
-        return (best, shared[best]) if best is not None else (None, 0)
+        return best
 
 
 def _bag(request: LoggedRequest) -> Counter[str]:

@@ -88,6 +88,20 @@ VOLATILE = frozenset(
 )
 """Reasons that are a text which changes above one that does not."""
 
+REWRITTEN = frozenset(
+    {
+        Reason.EXAMPLES_SHUFFLED,
+        Reason.JSON_KEYS,
+        Reason.TOOL_ORDER,
+        Reason.TOOL_KEYS,
+        Reason.THINKING_REMOVED,
+        Reason.WHITESPACE,
+        Reason.IMAGE_MOVED,
+        Reason.IMAGE_ADDRESS,
+    }
+)
+"""Reasons for which a text that says the same is made of other tokens."""
+
 _MOVE = "Put what stays first and what changes last: move it behind the shared part"
 _KEEP = "Send it as it was sent before"
 

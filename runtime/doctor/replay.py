@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
@@ -24,6 +26,12 @@ from runtime.errors import InvalidSetting
 
 MAX_GHOSTS = 1 << 20
 """Evicted blocks that a replay remembers."""
+
+
+RUN = 8
+"""Tokens in a row that two prompts must have in common to share anything."""
+
+_FACTOR = 0x9E3779B97F4A7C15
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -130,6 +138,29 @@ def serve(cache: RadixCache, request: Encoded) -> Outcome:
         num_elsewhere=why.num_elsewhere,
         num_evicted=evicted * cache.config.block_size,
     )
+
+
+def shared_beyond(earlier: bytes, prompt: bytes, start: int) -> int:
+    """Return how many tokens of a prompt behind `start` an earlier one has too, wherever.
+
+    Runs of at least `RUN` tokens count; packed ids.  O(tokens), by numbers that stand for runs.
+    """
+    known = np.unique(_runs(np.frombuffer(earlier, np.int32)))
+    rest = np.frombuffer(prompt, np.int32)[start:]
+    found = np.flatnonzero(np.isin(_runs(rest), known))
+    covered = np.zeros(len(rest) + RUN, np.int32)
+    np.add.at(covered, found, 1)
+    np.add.at(covered, found + RUN, -1)
+    return int(np.count_nonzero(np.cumsum(covered)[: len(rest)]))
+
+
+def _runs(ids: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """A number for each run of `RUN` ids: a polynomial of them modulo 2⁶⁴."""
+    count = max(0, len(ids) - RUN + 1)
+    runs = np.zeros(count, np.uint64)
+    for at in range(RUN):
+        runs = runs * np.uint64(_FACTOR) + ids[at : at + count].astype(np.uint64)
+    return runs
 
 
 def _num_blocks(request: Encoded, block_size: int) -> int:

@@ -44,7 +44,7 @@ _LABELS: tuple[tuple[Reason, str], ...] = (
     (
         Reason.CALLER,
         r"\b(?:user(?: ?name)?|customer|client|caller|e-?mail|account|host(?: ?name)?|locale"
-        r"|country|city|location|company|helping|assisting|talking to|speaking with|name)",
+        r"|country|city|location|company|helping|assisting|talk(?:ing)? (?:to|with)|name)",
     ),
 )
 

@@ -1,7 +1,7 @@
 """Logs of requests as programs write them: clean ones, and ones with one planted prefix breaker.
 
-Owns: the programs, and what each breaker does to a body as it is sent.  Does not know: how a breaker
-is found.
+Owns: the programs, and what each breaker does to a body as it is sent.  Does not know: how one is
+found.
 Idea: every breaker is a function from the clean body of a request to the one that is sent, so a log
 differs from a clean one in nothing else.
 """
