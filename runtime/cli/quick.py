@@ -3,7 +3,7 @@
 Owns: which they are, and running a command of any list.  Does not know: what a command does.
 
     exit codes   0 done · 1 the world (files, network, port, engine) · 2 the caller
-                 130 interrupted
+                 3 a log's hit rate is below `doctor --fail-below` · 130 interrupted
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from runtime.doctor.reasons import Reason
 from runtime.doctor.values import kind_of_value
 from runtime.misses.rewriting import without_thoughts
 
-MOST_COMPARED = 4_000
-"""Words that are compared one by one; where more differ, they count as one stretch."""
+MOST_COMPARED = 500
+"""Words in a row that are compared one by one; what follows counts as one stretch."""
 
 EDIT_WORDS, EDIT_SHARE = 8, 0.2
 """An edit changes at most so many words, and at most this share of them."""
@@ -102,42 +102,50 @@ def _runs(words: list[str]) -> list[tuple[str, ...]]:
 
 
 def hunks(theirs: str, ours: str) -> list[Hunk]:
-    """Return the stretches that differ, in whole words; those with only space between are one."""
-    left, right = _WORD.findall(theirs), _WORD.findall(ours)
-    head = _shared_items(left, right)
-    tail = _shared_items(left[head:][::-1], right[head:][::-1])
-    middle = left[head : len(left) - tail], right[head : len(right) - tail]
+    """Return the stretches that differ, in whole words; those with only a space between are one.
+
+    Lines are compared first, and words where lines differ, so that long texts take no long.
+    """
     found: list[Hunk] = []
-    at = [sum(map(len, words[:head])) for words in (left, right)]
-    for tag, a, b in _stretches(*middle):
-        ends = [at[0] + sum(map(len, a)), at[1] + sum(map(len, b))]
-        if tag == "equal":
-            is_gap = found and not "".join(a).strip()
-            if is_gap:
-                last = found.pop()
-                found.append(Hunk((last.theirs[0], ends[0]), (last.ours[0], ends[1])))
-        elif found and found[-1].theirs[1] == at[0] and found[-1].ours[1] == at[1]:
-            last = found.pop()
-            found.append(Hunk((last.theirs[0], ends[0]), (last.ours[0], ends[1])))
-        else:
-            found.append(Hunk((at[0], ends[0]), (at[1], ends[1])))
+    at = (0, 0)
+    for is_equal, a, b in _stretches(theirs, ours):
+        ends = (at[0] + len(a), at[1] + len(b))
+        if not is_equal:
+            hunk = Hunk((at[0], ends[0]), (at[1], ends[1]))
+            gap = ours[found[-1].ours[1] : at[1]] if found else "\n"
+            if gap.strip() or "\n" in gap:
+                found.append(hunk)
+            else:
+                found[-1] = Hunk((found[-1].theirs[0], ends[0]), (found[-1].ours[0], ends[1]))
         at = ends
     return found or [Hunk((len(theirs), len(theirs)), (len(ours), len(ours)))]
 
 
-def _stretches(left: list[str], right: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield runs of words that are equal or not, by `difflib` where that takes no long."""
-    if len(left) > MOST_COMPARED or len(right) > MOST_COMPARED:
-        yield "replace", left, right
-        return
-    matcher = SequenceMatcher(None, left, right, autojunk=False)
+def _stretches(theirs: str, ours: str) -> Iterator[tuple[bool, str, str]]:
+    """Yield runs of both texts in turn, and whether they are equal."""
+    lines = theirs.splitlines(keepends=True), ours.splitlines(keepends=True)
+    for is_equal, a, b in _runs_of(*lines):
+        if is_equal:
+            yield True, "".join(a), "".join(b)
+            continue
+        left, right = _WORD.findall("".join(a)), _WORD.findall("".join(b))
+        head = left[:MOST_COMPARED], right[:MOST_COMPARED]
+        for is_same, c, d in _runs_of(*head):
+            yield is_same, "".join(c), "".join(d)
+        if len(left) > MOST_COMPARED or len(right) > MOST_COMPARED:
+            yield False, "".join(left[MOST_COMPARED:]), "".join(right[MOST_COMPARED:])
+
+
+def _runs_of(left: list[str], right: list[str]) -> Iterator[tuple[bool, list[str], list[str]]]:
+    head = next(
+        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        min(len(left), len(right)),
+    )
+    if head:
+        yield True, left[:head], right[:head]
+    matcher = SequenceMatcher(None, left[head:], right[head:], autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
-        yield tag, left[a:b], right[c:d]
-
-
-def _shared_items(left: list[str], right: list[str]) -> int:
-    pairs = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+        yield tag == "equal", left[head + a : head + b], right[head + c : head + d]
 
 
 def _rewritten(theirs: str, ours: str) -> Reason | None:
