@@ -165,7 +165,7 @@ def _rewritten(theirs: Sequence[Said], ours: Sequence[Said], at: int) -> Change 
         else:
             reason = Reason.HISTORY_EDITED if is_alike or goes_on else None
     elif reason is None:
-        reason = Reason.CONTEXT_ABOVE if is_alike or goes_on else None
+        reason = Reason.CONTEXT_ABOVE if is_alike or (goes_on and at) else None
     elif reason in VOLATILE and not (is_alike or goes_on):
         reason = None
     if reason in VOLATILE and role in ("assistant", "tool"):

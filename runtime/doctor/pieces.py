@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
-from runtime.doctor.log import LoggedRequest
+from runtime.doctor.log import LoggedRequest, Said
 
 NUM_LATEST = 6
 """Requests remembered for each piece, the latest."""
@@ -46,19 +46,25 @@ class Neighbours:
     def __init__(self) -> None:
         self._latest: dict[str, deque[int]] = defaultdict(lambda: deque(maxlen=NUM_LATEST))
         self._bags: list[Counter[str]] = []
+        self._said: list[Sequence[Said]] = []
 
     def add(self, request: LoggedRequest) -> int | None:
         """Take the next request of the log.
 
-        returns  the index of the earlier request that shares most with it, the latest of several;
-                 None where none shares anything
+        returns  the index of the earlier request that shares most with it; of several the one with
+                 which it begins alike for longest, then the latest; None where none shares anything
         """
         bag = _bag(request)
         candidates = {index for piece in bag for index in self._latest.get(piece, ())}
         shared = {index: _shared(bag, self._bags[index]) for index in candidates}
-        best = max(shared, key=lambda index: (shared[index], index), default=None)
+        best = max(
+            shared,
+            key=lambda index: (shared[index], _num_alike(self._said[index], request.said), index),
+            default=None,
+        )
         number = len(self._bags)
         self._bags.append(bag)
+        self._said.append(request.said)
         for piece in bag:
             self._latest[piece].append(number)
         return best
@@ -70,6 +76,11 @@ def _bag(request: LoggedRequest) -> Counter[str]:
     for said in request.said:
         bag.update(piece.strip() for piece in pieces_of(said.text))
     return Counter({piece: n for piece, n in bag.items() if len(piece) >= LEAST_PIECE})
+
+
+def _num_alike(theirs: Sequence[Said], ours: Sequence[Said]) -> int:
+    pairs = zip(theirs, ours, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _shared(bag: Counter[str], other: Counter[str]) -> int:

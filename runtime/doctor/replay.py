@@ -94,8 +94,10 @@ def replay(
 
     num_blocks  of the pool; None: as many as never to evict anything
 
-    Raises InvalidSetting for a pool that a request does not fit into.
+    Raises InvalidSetting for a pool that a request does not fit into, InvalidConfig.
     """
+    if block_size < 1:
+        raise InvalidSetting(f"block_size is {block_size}: at least 1")
     if num_blocks is None:
         num_blocks = 1 + sum(_num_blocks(request, block_size) for request in requests)
     cache = cache_of(num_blocks, block_size)

@@ -67,7 +67,7 @@ def html_report(diagnosis: Diagnosis, title: str) -> str:
     title  what the log is called
     """
     return _PAGE.format(
-        title=escape(title),
+        title=escape(shown(title)),
         style=_STYLE,
         summary=escape(summary(diagnosis)),
         prospect=escape(prospect(diagnosis)),

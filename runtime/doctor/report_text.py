@@ -20,7 +20,10 @@ def text_report(diagnosis: Diagnosis, title: str) -> str:
 
     title  what the log is called
     """
-    lines = [*_wrapped(f"{title}: {summary(diagnosis)}", ""), *_wrapped(prospect(diagnosis), "")]
+    lines = [
+        *_wrapped(f"{shown(title)}: {summary(diagnosis)}", ""),
+        *_wrapped(prospect(diagnosis), ""),
+    ]
     for number, one in enumerate(diagnosis.reasons, 1):
         lines += ["", f"{number}. {one.title}", *_wrapped(losses(one), "   ")]
         if one.example is not None:

@@ -156,10 +156,10 @@ def _rewritten(theirs: str, ours: str) -> Reason | None:
             return Reason.IMAGE_MOVED
         if sorted(_bare(a) for a in left) == sorted(_bare(a) for a in right):
             return Reason.IMAGE_ADDRESS
-    if without_thoughts(theirs).strip() == without_thoughts(ours).strip():
-        return Reason.THINKING_REMOVED
     if "".join(theirs.split()) == "".join(ours.split()):
         return Reason.WHITESPACE
+    if without_thoughts(theirs).strip() == without_thoughts(ours).strip():
+        return Reason.THINKING_REMOVED
     if _sorted_json(theirs) == _sorted_json(ours):
         return Reason.JSON_KEYS
     for cut in (blocks_of, str.splitlines):

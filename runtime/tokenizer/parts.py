@@ -49,19 +49,20 @@ def parts_of(
 ) -> list[Part]:
     """Return the parts of a rendered conversation, in order and without a gap; none if unknown.
 
-    Costs one more rendering.  Where a template changes what it is given (trims it, leaves out what
-    was thought), a part may seem to begin as many bytes off as it left out.
+    Costs two renderings.  Where a template changes what it is given (trims it, leaves out what was
+    thought), parts are found again by their text; one that it leaves out whole is empty.
     """
     if MARK in json.dumps([list(messages), list(tools or ())], ensure_ascii=False, default=str):
         return []
     try:
-        text = render(
+        text = render(messages, tools)
+        marked = render(
             [_marked(place, message) for place, message in enumerate(messages)],
             [_named(place, tool) for place, tool in enumerate(tools)] if tools else None,
         )
     except InvalidRequest:  # some templates look into what is marked
         return []
-    return _parts(text, [str(message.get("role")) for message in messages])
+    return _parts(text, marked, [str(message.get("role")) for message in messages])
 
 
 def part_at(parts: Sequence[Part], offset: int) -> Part | None:
@@ -74,19 +75,23 @@ def part_at(parts: Sequence[Part], offset: int) -> Part | None:
     return found
 
 
-def _parts(text: str, roles: Sequence[str]) -> list[Part]:
-    """Cut a text with marks at them: `b` begins a message and `e` ends it, `t` names a tool."""
+def _parts(text: str, marked: str, roles: Sequence[str]) -> list[Part]:
+    """Cut a text where another rendering of it has marks.
+
+    marked  `b` begins a message and `e` ends it, `t` names a tool
+    """
     parts: list[Part] = []
-    size, at = 0, 0
+    at = last = size = 0  # in the text, in the marked one, and in bytes of the text
 
     def add(name: str, message: int | None, start: int) -> None:
         role = None if message is None or message >= len(roles) else roles[message]
         parts.append(Part(name=name, message=message, role=role, start=start))
 
     add("template", 0 if roles else None, 0)
-    for mark in _MARKED.finditer(text):
-        piece = text[at : mark.start()]
-        size, at = size + len(piece.encode(errors="replace")), mark.end()
+    for mark in _MARKED.finditer(marked):
+        piece, last = marked[last : mark.start()], mark.end()
+        end = _end_of(piece, text, at)
+        size, at = size + len(text[at:end].encode(errors="replace")), end
         kind, place = mark[1], int(mark[2])
         if kind == "b":
             add(f"messages[{place}]", place, size)
@@ -97,6 +102,15 @@ def _parts(text: str, roles: Sequence[str]) -> list[Part]:
             line = len(piece.rpartition("\n")[2].encode(errors="replace"))
             add(f"tools[{place}]", parts[-1].message, max(size - line, parts[-1].start))
     return parts
+
+
+def _end_of(piece: str, text: str, start: int) -> int:
+    """Where a piece of the marked rendering ends in the text, in which it may be trimmed."""
+    if text.startswith(piece, start):
+        return start + len(piece)
+    bare = piece.strip()
+    found = text.find(bare, start) if bare else -1
+    return start if found < 0 else found + len(bare)
 
 
 def _marked(place: int, message: Message) -> Message:

@@ -14,7 +14,7 @@ from radixcache import (
     PrefixKey,
     RadixCache,
 )
-from radixcache.explain import Cause, Explanation
+from radixcache.explain import Cause, Explanation, cached_beyond
 from radixcache.ghosts import Evicted
 from tests.core.serving import acquire, insert
 
@@ -343,3 +343,18 @@ def test_every_cause_is_described_in_at_most_two_sentences_without_a_secret():
 def test_an_explanation_survives_the_trip_through_json():
     for _, why in of_every_cause():
         assert msgspec.json.decode(msgspec.json.encode(why), type=Explanation) == why
+
+
+def test_what_the_cache_has_instead_is_read_on_behind_the_divergence(make_cache):
+    cache = make_cache(block_size=2)
+    insert(cache, range(8))
+    insert(cache, [*range(8), 20, 21, 22, 23])
+    for prompt in ([0, 1, 2, 9, 9], [0, 1, 2, 3, 9, 9], [9, 9], [*range(8), 9, 9]):
+        key = PrefixKey.of(prompt)
+        beyond = cached_beyond(key, tree=cache.tree, limit=5)
+        why = cache.explain(key)
+        assert beyond[:1] == ([] if why.cached_token is None else [why.cached_token])
+        assert beyond == [*range(8), 20, 21, 22, 23][why.num_cached :][:5] if beyond else True
+    assert cached_beyond(PrefixKey.of([0, 1, 2, 9]), tree=cache.tree, limit=0) == []
+    other = PrefixKey.of([0, 1, 2, 9], Namespace(salt="b"))
+    assert cached_beyond(other, tree=cache.tree, limit=5) == []

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.request_logs import Body, Program, Sent, paragraph, sentence
+from tests.support.chat_programs import Body, Program, Sent, paragraph, sentence
 
 
 def _chats(rng: random.Random) -> list[Body]:

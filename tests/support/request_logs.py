@@ -8,203 +8,13 @@ differs from a clean one in nothing else.
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import uuid
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-Body = dict[str, Any]
-
-_WORDS = [
-    "answer",
-    "basket",
-    "border",
-    "bridge",
-    "candle",
-    "carbon",
-    "castle",
-    "circle",
-    "copper",
-    "cotton",
-    "county",
-    "credit",
-    "desert",
-    "dinner",
-    "dragon",
-    "editor",
-    "effort",
-    "engine",
-    "expert",
-    "fabric",
-    "family",
-    "farmer",
-    "figure",
-    "filter",
-    "flight",
-    "forest",
-    "garden",
-    "gather",
-    "ground",
-    "harbor",
-    "harvest",
-    "island",
-    "jacket",
-    "kitchen",
-    "ladder",
-    "launch",
-    "leader",
-    "letter",
-    "linen",
-    "market",
-    "master",
-    "matter",
-    "meadow",
-    "middle",
-    "mirror",
-    "moment",
-    "motion",
-    "narrow",
-    "nature",
-    "needle",
-    "number",
-    "orange",
-    "palace",
-    "parcel",
-    "pencil",
-    "people",
-    "planet",
-    "pocket",
-    "policy",
-    "powder",
-    "prison",
-    "profit",
-    "rabbit",
-    "reason",
-    "record",
-    "rescue",
-    "ribbon",
-    "river",
-    "saddle",
-    "sample",
-    "school",
-    "season",
-    "secret",
-    "shadow",
-    "signal",
-    "silver",
-    "singer",
-    "spirit",
-    "spring",
-    "square",
-    "stable",
-    "station",
-    "stream",
-    "summer",
-    "supply",
-    "switch",
-    "table",
-    "temple",
-    "tenant",
-    "thread",
-    "ticket",
-    "timber",
-    "tunnel",
-    "valley",
-    "velvet",
-    "village",
-    "vision",
-    "volume",
-    "wander",
-    "weapon",
-    "weather",
-    "window",
-    "winter",
-    "wonder",
-    "yellow",
-]
-
-
-class Sent(NamedTuple):
-    """A request about to be sent.
-
-    body          the clean body; may be changed
-    conversation  which conversation it belongs to
-    turn          which of its turns, from 0
-    number        place in the log
-    """
-
-    body: Body
-    conversation: int
-    turn: int
-    number: int
-
-
-Breaker = Callable[[random.Random, Sent], Body]
-
-
-def sentence(rng: random.Random, *, length: int = 9) -> str:
-    """Return a sentence that is like no other."""
-    words = [rng.choice(_WORDS) for _ in range(length)]
-    return f"{words[0].capitalize()} {' '.join(words[1:])}."
-
-
-def paragraph(rng: random.Random, *, length: int = 4) -> str:
-    """Return a few sentences."""
-    return " ".join(sentence(rng) for _ in range(length))
-
-
-class Program:
-    """A chat program: one system prompt, some tools, several conversations at once."""
-
-    def __init__(
-        self, rng: random.Random, *, conversations: int = 5, turns: int = 4, shots: bool = False
-    ) -> None:
-        self.rng = rng
-        self.rules = [f"- {sentence(rng)}" for _ in range(10)]
-        self.tools = [_tool(rng, name) for name in ("search", "add", "weather", "translate")]
-        self.shots: list[Body] = []
-        for _ in range(4 if shots else 0):
-            self.shots += [
-                {"role": "user", "content": paragraph(rng, length=2)},
-                {"role": "assistant", "content": paragraph(rng, length=2)},
-            ]
-        self._histories: list[list[Body]] = [[] for _ in range(conversations)]
-        self._left = [turns] * conversations
-
-    @property
-    def system(self) -> str:
-        """The system prompt."""
-        return "\n".join(["You are an assistant of a shop. Keep to these rules:", *self.rules])
-
-    def lines(self, breaker: Breaker | None = None) -> list[Body]:
-        """Return the log's lines, all turns of all conversations, in an order of the rng's."""
-        lines: list[Body] = []
-        while any(self._left):
-            which = self.rng.choice([i for i, left in enumerate(self._left) if left])
-            history = self._histories[which]
-            history.append({"role": "user", "content": paragraph(self.rng, length=2)})
-            system = {"role": "system", "content": self.system}
-            body = copy.deepcopy({"messages": [system, *self.shots, *history]})
-            body["tools"] = copy.deepcopy(self.tools)
-            if breaker is not None:
-                body = breaker(self.rng, Sent(body, which, len(history) // 2, len(lines)))
-            reply = paragraph(self.rng)
-            history.append({"role": "assistant", "content": reply})
-            self._left[which] -= 1
-            answer = {"choices": [{"message": {"role": "assistant", "content": reply}}]}
-            lines.append({"body": body, "response": answer})
-        return lines
-
-
-def _tool(rng: random.Random, name: str) -> Body:
-    properties = {
-        rng.choice(_WORDS): {"type": "string", "description": sentence(rng)} for _ in range(3)
-    }
-    parameters = {"type": "object", "properties": properties, "required": []}
-    function = {"name": name, "description": sentence(rng), "parameters": parameters}
-    return {"type": "function", "function": function}
+from tests.support.chat_programs import WORDS, Body, Breaker, Program, Sent, paragraph, sentence
 
 
 def _above(text: Callable[[random.Random, Sent], str]) -> Breaker:
@@ -229,12 +39,12 @@ def _date(rng: random.Random, sent: Sent) -> str:
 
 
 def _git(rng: random.Random, sent: Sent) -> str:
-    files = "\n".join(f"  modified: src/{rng.choice(_WORDS)}.py" for _ in range(3))
-    return f"git status:\nOn branch {rng.choice(_WORDS)}-{rng.randrange(999)}\n{files}"
+    files = "\n".join(f"  modified: src/{rng.choice(WORDS)}.py" for _ in range(3))
+    return f"git status:\nOn branch {rng.choice(WORDS)}-{rng.randrange(999)}\n{files}"
 
 
 def _name(rng: random.Random, sent: Sent) -> str:
-    return f"You are talking to {rng.choice(_WORDS).title()} {rng.choice(_WORDS).title()}."
+    return f"You are talking to {rng.choice(WORDS).title()} {rng.choice(WORDS).title()}."
 
 
 def _hex(rng: random.Random, length: int) -> str:
@@ -247,7 +57,7 @@ def _documents(rng: random.Random, sent: Sent) -> str:
 
 def _edited(rng: random.Random, sent: Sent) -> Body:
     system = sent.body["messages"][0]
-    word = rng.choice(_WORDS)
+    word = rng.choice(WORDS)
     system["content"] = system["content"].replace("an assistant", f"an {word} assistant")
     return sent.body
 
@@ -278,7 +88,7 @@ def _shuffled_keys(rng: random.Random, value: Any) -> Any:
 
 
 def _json_keys(rng: random.Random, sent: Sent) -> Body:
-    shop = {word: {"stock": len(word), "price": 7 * len(word)} for word in _WORDS[:12]}
+    shop = {word: {"stock": len(word), "price": 7 * len(word)} for word in WORDS[:12]}
     system = sent.body["messages"][0]
     system["content"] = f"Stock: {json.dumps(_shuffled_keys(rng, shop))}\n{system['content']}"
     return sent.body
@@ -392,7 +202,7 @@ BREAKERS: dict[str, tuple[Breaker, str]] = {
         "number",
     ),
     "cwd": (
-        _above(lambda rng, sent: f"Working directory: /home/{rng.choice(_WORDS)}/{_hex(rng, 4)}"),
+        _above(lambda rng, sent: f"Working directory: /home/{rng.choice(WORDS)}/{_hex(rng, 4)}"),
         "directory",
     ),
     "git status": (_above(_git), "git"),
