@@ -17,6 +17,7 @@ from runtime.doctor.changes import Change, change_between
 from runtime.doctor.linking import Link, links_of
 from runtime.doctor.log import LoggedRequest, Said, Tool
 from runtime.doctor.moving import Mover
+from runtime.doctor.pieces import reordered
 from runtime.doctor.reasons import WORDS, Mend, Reason
 
 
@@ -76,10 +77,18 @@ def _carried(
             break
         if before == after or _is_mended(theirs, ours, at, change, reason):
             said[at] = mine[at]
+            if before != after and change is not None and _is_order_within(change):
+                said[at] = Said(after.role, reordered(after.text, mine[at].text))
+            is_kept = is_kept and said[at] == mine[at]
             kept += is_kept
         else:
             is_kept = False
     return tuple(said), kept
+
+
+def _is_order_within(change: Change) -> bool:
+    """True where parts of one message stand in another order, and others of it may differ."""
+    return change.reason is Reason.EXAMPLES_SHUFFLED and change.length == 1
 
 
 def _is_mended(

@@ -40,6 +40,33 @@ def blocks_of(text: str) -> list[str]:
     return [block for block in re.split(r"\n\s*\n", text.strip()) if block.strip()]
 
 
+def reordered(text: str, model: str) -> str:
+    r"""Return a text whose parts that another has too stand in that one's order.
+
+    Parts are what empty lines separate; where those are in order, lines.
+
+    >>> reordered("two\n\none\n\nlast", "one\n\ntwo\n\nother")
+    'one\n\ntwo\n\nlast'
+    """
+    for separator in (r"\n\s*\n", r"\n"):
+        parts = re.split(f"({separator})", text)  # the odd ones separate
+        rank = {part.strip(): at for at, part in enumerate(re.split(separator, model))}
+        places = [at for at in range(0, len(parts), 2) if parts[at].strip() in rank]
+        found = [parts[at].strip() for at in places]
+        ordered = sorted(found, key=lambda part: rank[part])
+        if ordered != found:
+            for at, part in zip(places, ordered, strict=True):
+                parts[at] = part
+            return "".join(parts)
+    return text
+
+
+def num_shared(text: str, model: str) -> int:
+    """Return how many characters of a text stand in parts that another text has too."""
+    others = set(blocks_of(model))
+    return sum(len(block) for block in blocks_of(text) if block in others)
+
+
 class Neighbours:
     """Finds for each request of a log the earlier one that it is most like."""
 

@@ -17,7 +17,7 @@ from difflib import SequenceMatcher
 import msgspec
 
 from runtime.doctor.log import IMAGE_CLOSE, IMAGE_OPEN
-from runtime.doctor.pieces import blocks_of
+from runtime.doctor.pieces import blocks_of, num_shared
 from runtime.doctor.reasons import Reason
 from runtime.doctor.values import kind_of_value
 from runtime.misses.rewriting import without_thoughts
@@ -162,11 +162,20 @@ def _rewritten(theirs: str, ours: str) -> Reason | None:
         return Reason.THINKING_REMOVED
     if _sorted_json(theirs) == _sorted_json(ours):
         return Reason.JSON_KEYS
+    return Reason.EXAMPLES_SHUFFLED if _is_shuffled(theirs, ours) else None
+
+
+def _is_shuffled(theirs: str, ours: str) -> bool:
+    """True where most of a text is the other's in another order."""
     for cut in (blocks_of, str.splitlines):
         left, right = (sorted(p.strip() for p in cut(text)) for text in (theirs, ours))
         if len(left) > 1 and left == right:
-            return Reason.EXAMPLES_SHUFFLED
-    return None
+            return True
+    if 2 * num_shared(ours, theirs) < len(ours):
+        return False
+    left, right = blocks_of(theirs), blocks_of(ours)
+    both = set(left) & set(right)
+    return [block for block in left if block in both] != [block for block in right if block in both]
 
 
 def _edited(theirs: str, ours: str, found: list[Hunk]) -> Reason | None:

@@ -1,6 +1,6 @@
 """A chat program whose requests a log is made of.
 
-Owns: texts that are like no other, and who says what when.  Does not know: what is wrong with a log.
+Owns: texts that are like no other, and who says what when.  Does not know: what is wrong with it.
 """
 
 from __future__ import annotations
@@ -12,113 +12,17 @@ from typing import Any, NamedTuple
 
 Body = dict[str, Any]
 
-WORDS = [
-    "answer",
-    "basket",
-    "border",
-    "bridge",
-    "candle",
-    "carbon",
-    "castle",
-    "circle",
-    "copper",
-    "cotton",
-    "county",
-    "credit",
-    "desert",
-    "dinner",
-    "dragon",
-    "editor",
-    "effort",
-    "engine",
-    "expert",
-    "fabric",
-    "family",
-    "farmer",
-    "figure",
-    "filter",
-    "flight",
-    "forest",
-    "garden",
-    "gather",
-    "ground",
-    "harbor",
-    "harvest",
-    "island",
-    "jacket",
-    "kitchen",
-    "ladder",
-    "launch",
-    "leader",
-    "letter",
-    "linen",
-    "market",
-    "master",
-    "matter",
-    "meadow",
-    "middle",
-    "mirror",
-    "moment",
-    "motion",
-    "narrow",
-    "nature",
-    "needle",
-    "number",
-    "orange",
-    "palace",
-    "parcel",
-    "pencil",
-    "people",
-    "planet",
-    "pocket",
-    "policy",
-    "powder",
-    "prison",
-    "profit",
-    "rabbit",
-    "reason",
-    "record",
-    "rescue",
-    "ribbon",
-    "river",
-    "saddle",
-    "sample",
-    "school",
-    "season",
-    "secret",
-    "shadow",
-    "signal",
-    "silver",
-    "singer",
-    "spirit",
-    "spring",
-    "square",
-    "stable",
-    "station",
-    "stream",
-    "summer",
-    "supply",
-    "switch",
-    "table",
-    "temple",
-    "tenant",
-    "thread",
-    "ticket",
-    "timber",
-    "tunnel",
-    "valley",
-    "velvet",
-    "village",
-    "vision",
-    "volume",
-    "wander",
-    "weapon",
-    "weather",
-    "window",
-    "winter",
-    "wonder",
-    "yellow",
-]
+_TEXT = """
+answer basket border bridge candle carbon castle circle copper cotton county credit desert dinner
+dragon editor effort engine expert fabric family farmer figure filter flight forest garden gather
+ground harbor harvest island jacket kitchen ladder launch leader letter linen market master matter
+meadow middle mirror moment motion narrow nature needle number orange palace parcel pencil people
+planet pocket policy powder prison profit rabbit reason record rescue ribbon river saddle sample
+school season secret shadow signal silver singer spirit spring square stable station stream summer
+supply switch table temple tenant thread ticket timber tunnel valley velvet village vision volume
+wander weapon weather window winter wonder yellow
+"""
+WORDS = _TEXT.split()
 
 
 class Sent(NamedTuple):

@@ -180,6 +180,13 @@ def _question_above(rng: random.Random, sent: Sent) -> Body:
     return {"prompt": f"Question: {paragraph(rng, length=2)}\n{rules}\nAnswer:"}
 
 
+def _shuffled_above_a_question(rng: random.Random, sent: Sent) -> Body:
+    rules = sent.body["messages"][0]["content"].split("\n")[1:]
+    shots = [f"Q: {rule}\nA: {rule[::-1]}" for rule in rules]
+    rng.shuffle(shots)
+    return {"prompt": "\n\n".join([*shots, f"Q: {paragraph(rng, length=2)}\nA:"])}
+
+
 BREAKERS: dict[str, tuple[Breaker, str]] = {
     "clock": (_above(_clock), "clock"),
     "epoch seconds": (
@@ -211,6 +218,7 @@ BREAKERS: dict[str, tuple[Breaker, str]] = {
     "question above": (_question_above, "context_above"),
     "one word edited": (_edited, "prompt_edited"),
     "examples shuffled": (_examples_shuffled, "examples_shuffled"),
+    "examples shuffled above a question": (_shuffled_above_a_question, "examples_shuffled"),
     "turns shuffled": (_turns_shuffled, "examples_shuffled"),
     "json keys": (_json_keys, "json_keys"),
     "tool order": (_tool_order, "tool_order"),
