@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 from typing import Any
 
 import pytest
@@ -135,3 +137,23 @@ def test_a_template_that_trims_or_leaves_out_thoughts_still_has_its_parts() -> N
 {{ m.content.split('</think>')[-1] | trim }}<|im_end|>\n{% endfor %}"
     chat = [*CHAT[:2], {"role": "assistant", "content": "<think>Hm.</think> In Italy. "}, CHAT[3]]
     assert named("And Paris?", chat, None, template(source)) == "messages[3] user"
+
+
+DOCTESTED = [
+    "runtime.doctor.log",
+    "runtime.doctor.pieces",
+    "runtime.doctor.rendering",
+    "runtime.doctor.report_text",
+    "runtime.doctor.text_changes",
+    "runtime.doctor.values",
+    "runtime.doctor.changes",
+    "runtime.misses.records",
+    "runtime.misses.rewriting",
+]
+
+
+@pytest.mark.parametrize("module", DOCTESTED)
+def test_the_examples_in_docstrings_run(module: str) -> None:
+    failed, attempted = doctest.testmod(importlib.import_module(module))
+    assert attempted
+    assert failed == 0
