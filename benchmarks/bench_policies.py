@@ -1,6 +1,6 @@
 """Hit rate of each eviction policy on each trace and size, beside LRU and the optimum.
 
-    .venv/bin/python benchmarks/bench_policies.py --data FOLDER [--traces …] [--policies …] [--out FILE]
+    .venv/bin/python benchmarks/bench_policies.py --data FOLDER [--traces …] [--policies …]
 
 Every cell is a replay through the real cache, one request after another.  Prints a Markdown table a
 trace, in per cent of the blocks asked for.
@@ -35,8 +35,8 @@ def main() -> None:
     for trace, sizes in traces(args.data, [n for n in args.traces.split(",") if n]):
         best = lru_curve(trace).best
         print(
-            f"\n{trace.title}: {trace.num_references:,} references, {trace.num_distinct:,} different "
-            f"blocks of {trace.block_size}, without bounds {best:.2%}\n\n"
+            f"\n{trace.title}: {trace.num_references:,} references, {trace.num_distinct:,} "
+            f"different blocks of {trace.block_size}, without bounds {best:.2%}\n\n"
             f"| | {' | '.join(f'{size:,}' for size in sizes)} |\n|---{'|---:' * len(sizes)}|"
         )
         for policy in args.policies.split(","):

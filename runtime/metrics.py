@@ -111,6 +111,13 @@ class TenantCounts:
         self.generation_tokens = 0
 
 
+CURVE_SIZES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
+"""Of which sizes hit rates are estimated, as multiples of the present one."""
+
+Rates = Mapping[float, float]
+"""Estimated hit rates by size, as a multiple of the present one."""
+
+
 class TenantBlocks(msgspec.Struct, frozen=True):
     """What one tenant's namespaces own of the pool now."""
 
@@ -157,6 +164,8 @@ class ServerMetrics:
         names = (NO_TENANT, *list(tenants)[:max_tenants], OTHER_TENANTS)
         self.tenants = {name: TenantCounts() for name in names}
         self.tenant_blocks: Mapping[str, TenantBlocks] = {}
+        self.curve: Rates = {}  # of the whole cache, and of tenants by label
+        self.tenant_curves: Mapping[str, Rates] = {}
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(self))
         self._registry.register(_RequestCollector(self))
@@ -235,6 +244,26 @@ class _RequestCollector(Collector):
             http.add_metric([endpoint, str(status)], count)
         yield http
         yield from self._of_tenants()
+        yield from self._curves()
+
+    def _curves(self) -> Iterator[Metric]:
+        whole = GaugeMetricFamily(
+            "radixcache_curve_hit_rate",
+            "Estimated hit rate of a cache of so many times the present size, from 0 to 1.",
+            labels=["size"],
+        )
+        for times, rate in self._metrics.curve.items():
+            whole.add_metric([f"{times:g}"], rate)
+        yield whole
+        apart = GaugeMetricFamily(
+            "radixcache_tenant_curve_hit_rate",
+            "The same for a tenant alone, from what its requests own.",
+            labels=["tenant", "size"],
+        )
+        for tenant, rates in self._metrics.tenant_curves.items():
+            for times, rate in rates.items():
+                apart.add_metric([tenant, f"{times:g}"], rate)
+        yield apart
 
     def _of_tenants(self) -> Iterator[Metric]:
         for name, text in (

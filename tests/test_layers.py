@@ -42,6 +42,7 @@ TORCH_FREE = (
     "sessions/records",
     "sessions/conversation",
     "sessions/scoring",
+    "curves",
     "cli/quick",
     "cli/simulate",
 )

@@ -23,6 +23,7 @@ _COUNTS = (
     ("max-json-depth", "arrays and objects that may lie in each other"),
     ("max-backlog", "pieces of a stream that may wait for a slow client"),
     ("max-tenant-labels", "tenants that metrics name, all others are one"),
+    ("curve-samples", "blocks watched to tell what a larger cache would hit, 0: none"),
     ("max-sessions", "sessions open at once"),
     ("max-tenant-sessions", "sessions of one tenant open at once"),
 )

@@ -20,6 +20,7 @@ from radixcache.lease import BlockCopy, Lease, PrefixKey
 from radixcache.namespace import Namespace
 from radixcache.tokens import TOKEN_BYTES
 from runtime.config import EngineConfig
+from runtime.curves import LiveCurves
 from runtime.scheduler.ordering import ORDERINGS
 from runtime.scheduler.public import Brought, PublicPrefix
 from runtime.sequence import Sequence as Waiting
@@ -47,12 +48,14 @@ class Admission:
 
     public    what every namespace may have by copy
     give_way  ends a hold that a namespace's own sessions have; False where they have none
+    curves    watches what is asked for, to tell what a larger cache would find; None: nobody does
     """
 
     def __init__(self, cache: RadixCache, config: EngineConfig) -> None:
         self.waiting: list[Waiting] = []  # by arrival
         self.public: PublicPrefix | None = None
         self.give_way: Callable[[Namespace], bool] = lambda namespace: False
+        self.curves: LiveCurves | None = None
         self.ordering = ORDERINGS[config.ordering]()
         self._cache = cache
         self._config = config
@@ -115,6 +118,9 @@ class Admission:
 
     def _begun(self, sequence: Waiting, lease: Lease) -> Copies:
         """Give a sequence its lease; return the copies that bring what it found."""
+        if self.curves is not None and sequence.num_cached is None:
+            request = sequence.request
+            self.curves.look_up(request.namespace, request.prompt, found=lease.num_committed)
         owed = () if lease.copy_owed is None else (lease.copy_owed,)
         brought = Brought(lease.num_cached) if self.public is None else self.public.brought(lease)
         sequence.admit(lease, brought.num_in_place)

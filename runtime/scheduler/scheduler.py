@@ -146,6 +146,8 @@ class Scheduler:
             if sequence in group:
                 group.remove(sequence)
         if sequence.lease is not None:
+            if self.admission.curves is not None:
+                self.admission.curves.touch(sequence.lease)
             self.cache.release(sequence.lease)
             sequence.lease = None
 

@@ -6,8 +6,9 @@ Owns: putting them together.  Does not know: what a route does.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import metadata
 
@@ -23,6 +24,7 @@ from starlette.routing import Route
 
 from radixcache.errors import CacheError
 from runtime.async_engine import AsyncEngine
+from runtime.curves import LiveCurves
 from runtime.errors import EngineFailure, RuntimeFault
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
@@ -33,7 +35,8 @@ from runtime.server.anthropic import Conversation, MessagesRequest
 from runtime.server.anthropic_answers import ErrorEvent, MessageAnswer, TokenCount
 from runtime.server.completions import Completions
 from runtime.server.config import ServerConfig
-from runtime.server.context import Served
+from runtime.server.context import Served, tenant_of
+from runtime.server.curve import CurveEndpoint
 from runtime.server.errors import answer_error, json_response
 from runtime.server.explaining import Explaining, ExplainRequest
 from runtime.server.messages import MessageEndpoints
@@ -159,6 +162,7 @@ def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:
             answer=MissReport,
         ),
         *sessions.endpoints(),
+        *CurveEndpoint(served).endpoints(),
         *Operations(served).endpoints(),
     ]
 
@@ -169,6 +173,7 @@ def _served(runtime: Runtime, config: ServerConfig, tenants: Tenants | None) -> 
         recheck = Recheck(runtime.engine, runtime.executor, every=config.recheck_every)
     engine = AsyncEngine(runtime.engine, recheck=recheck)
     salts = tenants.salts if tenants else {}
+    runtime.engine.scheduler.admission.curves = _curves(runtime, config, salts)
     if tenants:  # before the engine's thread begins, which is the cache's only owner then
         cache = runtime.engine.cache
         for namespace, quota in tenants.quotas(cache.config.num_blocks).items():
@@ -188,6 +193,20 @@ def _served(runtime: Runtime, config: ServerConfig, tenants: Tenants | None) -> 
         clock=time.monotonic,
         created=int(time.time()),
         salts=salts,
+    )
+
+
+def _curves(runtime: Runtime, config: ServerConfig, salts: Mapping[str, str]) -> LiveCurves | None:
+    """Return what watches the cache, if anything shall."""
+    if not config.curve_samples:
+        return None
+    return LiveCurves(
+        block_size=runtime.engine.cache.config.block_size,
+        clock=time.monotonic,
+        seed=secrets.randbits(64),
+        tenant_of=lambda namespace: tenant_of(salts, namespace),
+        max_samples=config.curve_samples,
+        max_tenants=config.max_tenant_labels,
     )
 
 

@@ -34,6 +34,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                       never
     open_metrics      whether /metrics is shown to whoever asks, where there are API keys
     max_tenant_labels tenants that metrics name; all others are "other"
+    curve_samples     blocks watched to tell what a larger cache would hit; 0: nothing is watched
     max_sessions      sessions open at once
     max_tenant_sessions
                       sessions of one tenant open at once
@@ -60,6 +61,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slow_miss_s: float = 0.0
     open_metrics: bool = False
     max_tenant_labels: int = 64
+    curve_samples: int = 8192
     max_sessions: int = 1024
     max_tenant_sessions: int = 256
     held_share: float = 0.5
@@ -79,6 +81,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSetting(f"slow_miss_s is {self.slow_miss_s}: from 0 to a million seconds")
         if self.recheck_every < 0:
             raise InvalidSetting(f"recheck_every is {self.recheck_every}: 1 or more, 0 for none")
+        if self.curve_samples < 0:
+            raise InvalidSetting(f"curve_samples is {self.curve_samples}: at least 0")
         if not 0 <= self.held_share <= 1:
             raise InvalidSetting(f"held_share is {self.held_share}: from 0 to 1")
         if not 0 < self.session_idle_s <= MAX_LIMIT_S:

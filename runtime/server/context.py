@@ -117,7 +117,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
     def tenant_of(self, namespace: Namespace) -> str | None:
         """Return whose a namespace is; None for one that is no tenant's."""
-        return self.salts.get(namespace.salt.partition(".")[0])
+        return tenant_of(self.salts, namespace)
 
     async def constrain(self, grammar: Grammar | None) -> Constraint | None:
         """Compile a grammar, if there is one, on a worker thread: a hostile one takes a while.
@@ -136,6 +136,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
                 f"this server serves {self.runtime.name!r}, not {name!r}: see /v1/models",
                 param="model",
             )
+
+
+def tenant_of(salts: Mapping[str, str], namespace: Namespace) -> str | None:
+    """Return whose a namespace is, given the tenant of each salt; None for nobody's."""
+    return salts.get(namespace.salt.partition(".")[0])
 
 
 def caller_of(request: HttpRequest) -> Caller:

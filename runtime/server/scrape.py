@@ -14,6 +14,7 @@ from radixcache.stats import NamespaceStats
 from runtime.errors import EngineFailure
 from runtime.metrics import NO_TENANT, TenantBlocks
 from runtime.server.context import Caller, Served
+from runtime.server.curve import curves_of, gauges_of
 from runtime.server.errors import Forbidden
 
 
@@ -29,8 +30,10 @@ async def scraped_metrics(served: Served, caller: Caller) -> bytes:
         )
     try:
         namespaces = await served.engine.call(lambda engine: engine.cache.namespaces())
+        curves = await served.engine.call(lambda engine: curves_of(engine, served, caller))
     except EngineFailure:  # the counters are still worth seeing, now more than ever
-        namespaces = {}
+        namespaces, curves = {}, None
+    served.metrics.curve, served.metrics.tenant_curves = gauges_of(curves or [])
     served.metrics.tenant_blocks = blocks_by_tenant(served, namespaces)
     return served.metrics.render()
 
