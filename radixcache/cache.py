@@ -161,8 +161,7 @@ class RadixCache:
         node.num_hits += 1
         if retentions:
             self._keeper.retain(lease, 0, committed)
-        for counters in (self.room.counters, account):
-            counters.count_query(num_tokens, lease.num_cached)
+        self.room.note_query(account, lease, self._clock)
         return lease
 
     def append(self, lease: Lease, tokens: Packed) -> tuple[BlockCopy, ...]:

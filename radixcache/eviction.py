@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from sortedcontainers import SortedList
 
 from radixcache.errors import InvariantViolation
+from radixcache.learning import LearningPolicy
 from radixcache.node import Node
 from radixcache.policy import EvictionPolicy, Rank
 
@@ -67,5 +68,23 @@ class EvictionIndex:
             self.add(node)
 
     def first(self) -> Entry | None:
-        """Return the next victim under its rank, or None where nothing can be evicted."""
-        return self._order[0] if self._order else None
+        """Return the next victim under its rank, or None where nothing can be evicted.
+
+        O(classes · log n) where the policy chooses among the first of each class.
+        """
+        if not self._order:
+            return None
+        if isinstance(self.policy, LearningPolicy):
+            return self._chosen(self.policy)
+        entry: Entry = self._order[0]
+        return entry
+
+    def _chosen(self, policy: LearningPolicy) -> Entry:
+        """Let the policy choose among the first leaves of its classes."""
+        order, heads, at = self._order, [], 0
+        while at < len(order):
+            head = order[at]
+            heads.append(head)
+            at = order.bisect_left(((head[0][0] + 1,),))
+        chosen: Entry = heads[policy.choose([head[0] for head in heads])]
+        return chosen

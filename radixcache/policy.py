@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from radixcache.adaptive import Adaptive
 from radixcache.errors import InvalidConfig
+from radixcache.learning import LearningPolicy
 from radixcache.node import NodeFacts
 
 Rank = Any
@@ -125,10 +127,12 @@ class CostAware:
 class Priority:
     """Lowest priority first (see `Retention`), another policy's order among equals.
 
-    within  that other policy, LRU unless given
+    within  that other policy, LRU unless given; not one that learns, as it must choose alone
     """
 
     def __init__(self, within: EvictionPolicy | None = None) -> None:
+        if isinstance(within, LearningPolicy):
+            raise InvalidConfig("a policy that learns can't order what has equal priorities")
         self.within = within or LRU()
         self.by_recency = self.within.by_recency
 
@@ -145,5 +149,6 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
     "slru": SLRU,
     "cost": CostAware,
     "priority": Priority,
+    "adaptive": Adaptive,
 }
 """Policies by the name that settings give them."""

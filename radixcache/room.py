@@ -14,6 +14,8 @@ from functools import partial
 from radixcache.accounts import Account, Accounts
 from radixcache.deadlines import Deadlines
 from radixcache.errors import OutOfBlocks
+from radixcache.learning import LearningPolicy
+from radixcache.lease import Lease
 from radixcache.namespace import Namespace
 from radixcache.node import Node
 from radixcache.observer import TreeObserver
@@ -154,6 +156,20 @@ class Room:
         if parent is not None:
             self.drop_if_unused(parent)
         return freed
+
+    def note_query(self, account: Account, lease: Lease, now: int) -> None:
+        """Count a prompt that was acquired, and tell a policy that learns."""
+        for counters in (self.counters, account):
+            counters.count_query(lease.num_tokens, lease.num_cached)
+        policy = self.accounts.index.policy
+        if isinstance(policy, LearningPolicy):
+            policy.asked(
+                lease.namespace,
+                lease.tokens,
+                block_size=self.tree.block_size,
+                num_found=lease.num_committed,
+                now=now,
+            )
 
     def unlock(self, node: Node) -> None:
         """Take back one pin of a node; a root that is left with nothing is forgotten."""

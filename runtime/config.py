@@ -30,7 +30,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_blocks           blocks of the pool, instead of `kv_memory_bytes`
     block_size           tokens a block; prefixes are published in whole blocks
     enable_prefix_cache  False computes every prompt whole
-    eviction_policy      which cached blocks go first: lru, lfu, slru, fifo, mru, cost or priority
+    eviction_policy      which cached blocks go first: lru, lfu, slru, fifo, mru, cost, priority
+                         or adaptive
     max_ghosts           evicted blocks that are remembered, about 150 bytes each, to tell in an
                          explanation what was evicted from what was never seen; 0: none
     max_len              longest sequence in tokens; None takes what model and pool allow

@@ -209,7 +209,7 @@ def test_a_rank_that_depends_on_something_outside_is_found_by_check() -> None:
 
 
 def test_every_policy_has_a_name() -> None:
-    assert sorted(POLICIES) == ["cost", "fifo", "lfu", "lru", "mru", "priority", "slru"]
+    assert sorted(POLICIES) == ["adaptive", "cost", "fifo", "lfu", "lru", "mru", "priority", "slru"]
 
 
 @pytest.mark.parametrize(
