@@ -77,7 +77,8 @@ def test_the_prediction_of_a_decode_step_is_its_bytes_over_the_bandwidth(
 )
 def test_a_dry_run_goes_through_every_stage_in_the_interpreter(tmp_path: Path) -> None:
     path = tmp_path / "dry.json"
-    subjects = ["extend 512 on 16k", "decode 32 x 4k fp8", "cascade 64 behind 128", "store 16k"]
+    subjects = ["extend ragged", "decode 32 x 4k fp8", "decode 256 x 1k | 16 x 64"]
+    subjects += ["cascade 64 behind 128", "store 16k"]
     subjects += ["linear 64 rows", "norm 32", "over float8", "tiles by a float32 product"]
     run = benchmark("--dry-run", "--json", str(path), "--only", *subjects)
     assert run.returncode == 0, run.stdout + run.stderr
