@@ -109,7 +109,11 @@ def _tiles(
         n, count, group = masked.num_chunks, masked.num_queries, plan.heads.group
         seen = scores.view(num_items, num_kv_heads, num_rows, TILE)[:, :, : count * group]
         mask = masked.mask[:, None, :, None].expand(n, num_kv_heads, count, group, TILE)
-        torch.unflatten(seen, 2, (count, group)).index_add_(0, masked.last, mask)
+        seen = torch.unflatten(seen, 2, (count, group))
+        if n == 1:  # its last tile is the last item; adding by index takes a fifth of a prefill
+            seen[-1].add_(mask[0])
+        else:
+            seen.index_add_(0, masked.last, mask)
     top = scores.amax(-1, keepdim=True)
     torch.softmax(scores, -1, out=scores)  # in place: a row is read before it is written
     # the largest weight of a tile is exp(0) over the sum, so its inverse is the sum
