@@ -6,6 +6,8 @@ Idea: nothing here mixes rows, so no batch can change a row's bits.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch.nn import functional
 
@@ -17,6 +19,9 @@ from kernels.backend import (
     check_unit_stride,
     choose_backend,
 )
+
+SHARE: Final = 32768
+"""Numbers that torch gives a thread at least; at::internal::GRAIN_SIZE."""
 
 
 def rms_norm(
@@ -139,7 +144,33 @@ def silu_and_mul(
             silu_and_mul_triton(gate_up, out)
         return out
     gate, up = gate_up.chunk(2, -1)
-    return _placed(functional.silu(gate).mul_(up), out)
+    parts = [functional.silu(part) for part in torch.split(gate, _whole_rows(gate))]
+    return _placed((parts[0] if len(parts) == 1 else torch.cat(parts)).mul_(up), out)
+
+
+def _whole_rows(x: torch.Tensor) -> list[int]:
+    """Cut rows into parts in which no two threads share a row.
+
+    returns  rows of each part; on a CPU with one thread, or another device, all in one
+
+    An elementwise operation of torch gives each thread an equal share of all numbers, and the last
+    few of a run to a scalar loop, whose exponential has other last bits than the vector one.  So a
+    row's bits would follow from where in the batch it stands; where shares end with rows they do
+    not.  Source: at::parallel_for and TensorIterator's vectorized loop.
+    """
+    rows, width = x.shape
+    parts = []
+    while rows or not parts:
+        part = rows
+        while part % max(1, _num_shares(part * width, x.device)):
+            part -= 1
+        parts.append(part)
+        rows -= part
+    return parts
+
+
+def _num_shares(num_elements: int, device: torch.device) -> int:
+    return 1 if device.type != "cpu" else min(torch.get_num_threads(), -(-num_elements // SHARE))
 
 
 def check_angles(

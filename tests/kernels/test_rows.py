@@ -89,3 +89,20 @@ def test_wrong_rows_are_named() -> None:
         rms_norm(x, weight, eps=1e-5, out=x[:, :7])
     with pytest.raises(ValueError, match="gate_up has rows of 7"):
         silu_and_mul(x[:, :7])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+def test_a_gated_row_has_its_own_bits_wherever_threads_divide_a_batch(dtype, num_threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for width in (37, 80, 576):
+            gate_up = 3 * torch.randn(700, 2 * width).to(dtype)
+            whole = silu_and_mul(gate_up)
+            for count in (1, 2, 57, 410, 411, 513, 529, 699):
+                for start in (0, 700 - count):
+                    part = silu_and_mul(gate_up[start : start + count].clone())
+                    assert torch.equal(part, whole[start : start + count]), (width, count)
+    finally:
+        torch.set_num_threads(before)
