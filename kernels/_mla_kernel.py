@@ -3,9 +3,9 @@
 Owns: the arithmetic of a work item over a latent pool.  Does not know: who made the list of items,
 see _attention_work.py, nor the sizes it is compiled with, see _mla_triton.py.
 Idea: a slot of the pool is key and value at once, so a tile of it is read once, multiplied with the
-queries, and multiplied again with the weights.  The sum is as wide as the latent, and two of it do
-not fit a multiprocessor's registers: an item of many splits writes each one's partial result to
-memory, as an item of the decode list does, and folds them there, a few rows at a time.
+queries, and multiplied again with the weights.  The sum is as wide as the latent and takes half of
+a multiprocessor's registers, so there is none to fold it into: every item is one split, and
+`merge_kernel` folds them.  It is kept in two halves, whose way to memory takes less room.
 
     a slot of the pool       |            latent            | turned |
     key                      |<------------------------------------->|

@@ -80,13 +80,13 @@ def mla_attention(
     returns      [T, H, R] in the dtype of q_latent; accumulation in float32
 
     To `store_kv`, `copy_blocks`, `gather_blocks` and `scatter_blocks` the halves of a slot are K
-    and V: `k_pool, v_pool = pool.chunk(2, -1)`.  Windows, sinks, soft
-    caps and trees of drafts are not taken.
+    and V: `k_pool, v_pool = pool.chunk(2, -1)`.  Windows, sinks, soft caps and trees
+    of drafts are not taken.
     Raises ValueError or TypeError for arguments that do not fit together, before anything runs.
-    Cost: 2 * (2 * R + P) FLOP a head, query and key.  On Triton a page is read once for 64 rows,
-    which are heads first, so once for all the heads where those are at most 64; partial results
-    take at most 512 MiB or what one tile of rows needs, with `prefixes` max_seq_len / 1024 * T * H
-    * (R + 2) * 4 bytes.  Nothing waits for the device.
+    Cost: 2 * (2 * R + P) FLOP a head, query and key.  On Triton, which waits for nothing, a page is
+    read once for a tile of 64 rows (32 where the pool is of eight bits), heads first; partial
+    results take at most 512 MiB or what one tile needs, but with `prefixes`
+    max_seq_len / 1024 * T * H * (R + 2) * 4 bytes.
     Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1 and appendix C.
     """
     options = Options(k_scale=pool_scale, v_scale=pool_scale, lse=lse)
