@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 
-import kernels
 from benchmarks.gpu.attention import cascade_cases, decode_cases, extend_cases
 from benchmarks.gpu.bits import library_questions, tile_questions
 from benchmarks.gpu.case import Case
@@ -40,7 +39,7 @@ def all_cases(shapes: Shapes = FULL) -> list[Case]:
         *decode_cases(shapes),
         *extend_cases(shapes),
         *cascade_cases(shapes),
-        *(latent_cases(shapes) if hasattr(kernels, "mla_attention") else ()),
+        *latent_cases(shapes),
         *move_cases(shapes),
         *row_cases(shapes),
     ]
@@ -59,8 +58,7 @@ def questions_of(kind: str) -> dict[str, Callable[[torch.device], object]]:
     """Return the questions of a kind; those answered by True or False must hold."""
     if kind == "library":
         return dict(library_questions())
-    latents = latent_questions() if hasattr(kernels, "mla_attention") else {}
-    return {**right_questions(), **latents, **graph_questions(), **tile_questions()}
+    return {**right_questions(), **latent_questions(), **graph_questions(), **tile_questions()}
 
 
 def runner(kind: str, device: torch.device, *, tiny: bool) -> Callable[[str], Row]:

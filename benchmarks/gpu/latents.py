@@ -1,6 +1,6 @@
 """Attention over latents on a GPU: DeepSeek's shape, decode and extend.
 
-Owns: our calls, their least work, the cases, and the questions about them.  Does not know: clocks.
+Owns: our calls, the cases, and the questions about them.  Does not know: clocks.
 Idea: a latent is read once for all the heads, so decode is nearer to the arithmetic's ceiling than
 to memory's: its goal is in bytes a second all the same, as public figures are.
 """
@@ -17,7 +17,7 @@ import kernels
 from benchmarks.gpu.case import OURS, Case, Goal
 from benchmarks.gpu.checks import near
 from benchmarks.gpu.steps import BLOCK_SIZE, FULL, HALF, TINY, Call, Shapes
-from kernels.roofline import Work
+from kernels.roofline import Work, mla_work
 
 LATENT, ROPE, HEADS = 512, 64, 128
 SCALE: Final = 192**-0.5
@@ -30,12 +30,9 @@ def sizes_of(shapes: Shapes) -> tuple[int, int, int]:
 
 
 def latent_work(new: list[int], lens: list[int], shapes: Shapes) -> Work:
-    """Count what attention over latents must read, write and multiply."""
+    """Count the least work of a step."""
     heads, latent, rope = sizes_of(shapes)
-    pairs = sum(n * s - n * (n - 1) / 2 for n, s in zip(new, lens, strict=True))
-    queries = sum(new) * heads * (2 * latent + rope)
-    stored = sum(lens) * (latent + rope)
-    return Work(bytes=2 * (queries + stored), flop=2 * (2 * latent + rope) * heads * pairs)
+    return mla_work(new, lens, heads, latent_dim=latent, rope_dim=rope)
 
 
 def latent_step(
