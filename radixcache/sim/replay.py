@@ -27,6 +27,9 @@ from radixcache.sim.trace import MAX_NAMES, Trace, TraceRequest
 PRIVATE = MAX_NAMES
 """Stands for tokens that no other request will ever ask for."""
 
+GROWTH_POINTS = 64
+"""Moments at which a replay notes how large the tree is."""
+
 PROGRESS_EVERY = 256
 """Requests between two reports."""
 
@@ -56,6 +59,14 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         return computed_tokens / self.prefill_rate + output_tokens / self.decode_rate
 
 
+class Growth(msgspec.Struct, frozen=True):
+    """The tree after so many requests: its nodes, and the blocks that they hold."""
+
+    requests: int
+    num_nodes: int
+    num_blocks: int
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay came to, in blocks.
 
@@ -65,6 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     unserved     requests that were larger than the whole cache; all of their blocks are misses
     waited       requests that had to wait until others ended
     most_pinned  blocks that requests held at once, at most
+    growth       the tree at up to `GROWTH_POINTS` moments
     """
 
     references: int
@@ -73,6 +85,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     unserved: int
     waited: int
     most_pinned: int
+    growth: tuple[Growth, ...] = ()
 
     @property
     def hit_rate(self) -> float:
@@ -108,12 +121,16 @@ class Replay:
         )
         self._running: list[tuple[float, int, Lease, TraceRequest]] = []  # a heap, by end
         self._free_at = 0.0  # when the last one that waited was let in; nobody overtakes
+        self._growth: list[Growth] = []
         self._hits = self._unserved = self._waited = self._most_pinned = 0
 
     def run(self, progress: Progress | None = None) -> Outcome:
         """Replay all requests; about 20 µs each, and 5 µs a leaf that is evicted."""
+        every = -(-len(self._trace.requests) // GROWTH_POINTS)
         for place, request in enumerate(self._trace.requests):
             self._serve(place, request)
+            if (place + 1) % every == 0:
+                self._note_growth(place + 1)
             if progress and place % PROGRESS_EVERY == PROGRESS_EVERY - 1:
                 progress(place + 1)
         while self._running:
@@ -127,7 +144,13 @@ class Replay:
             unserved=self._unserved,
             waited=self._waited,
             most_pinned=self._most_pinned,
+            growth=tuple(self._growth),
         )
+
+    def _note_growth(self, requests: int) -> None:
+        stats = self.cache.stats()
+        num_blocks = stats.num_pinned + stats.num_evictable
+        self._growth.append(Growth(requests, stats.num_nodes, num_blocks))
 
     def _serve(self, place: int, request: TraceRequest) -> None:
         """Let one request in; whoever comes while the cache is full of others' pins waits."""

@@ -68,6 +68,14 @@ def plot(rate: Callable[[int], float], *, most: int, best: float, mark: int | No
     return "\n".join(lines)
 
 
+def growth(row: Row) -> str:
+    """Draw the number of the tree's nodes over the requests in one line of characters."""
+    nodes = [point.num_nodes for point in row.outcome.growth]
+    most = max(nodes, default=0) or 1
+    bars = "".join(_EIGHTHS[max(1, round(8 * count / most))] for count in nodes)
+    return f"nodes under {row.policy}, {row.num_blocks:,} blocks: {bars} at most {most:,}"
+
+
 def advice(
     rate: Callable[[float], float], *, prompt_tokens_per_s: float | None, near: float = 0.005
 ) -> str:

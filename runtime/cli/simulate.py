@@ -16,7 +16,7 @@ from radixcache.sim.curve import HitCurve, lru_curve
 from radixcache.sim.generate import KINDS, generate, traffic_of
 from radixcache.sim.read import HASHED_TOKENS, Encode, read_trace
 from radixcache.sim.replay import Speed
-from radixcache.sim.report import advice, heading, plot, table
+from radixcache.sim.report import advice, growth, heading, plot, table
 from radixcache.sim.roster import ROSTER, Row, simulate
 from radixcache.sim.texts import pieces
 from radixcache.sim.trace import Trace
@@ -29,6 +29,10 @@ DEFAULT_SHARES = (0.01, 0.03, 0.1, 0.3)
 
 MAX_VOCABULARY = 1 << 20
 
+PICTURES = (".svg", ".png")
+"""Kinds of pictures."""
+
+Draw = Callable[[Path, Trace, HitCurve, Sequence[Row]], None]
 Show = Callable[[str, int, int | None], None]
 
 
@@ -94,10 +98,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         value = getattr(speed, name.replace("-", "_"))
         text = f"{text}, with --concurrency trace (default {value:g})"
         flag(f"--{name}", type=float, default=value, metavar="X", help=text)
+    _add_output_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_output_flags(parser: argparse.ArgumentParser) -> None:
+    flag = parser.add_argument
     flag("--requests", type=int, metavar="N", help="replay the first N requests only")
     flag("--tokenizer", type=Path, metavar="FOLDER", help="with tokenizer.json, for logs of text")
-    flag("--curve", action="store_true", help="draw the hit rate of LRU over all sizes")
-    parser.set_defaults(run=run)
+    flag(
+        "--curve",
+        action="store_true",
+        help="draw LRU's hit rate over all sizes, and how the first policy's tree grew",
+    )
+    flag(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw both as .svg or .png; needs pip install 'radixcache[plots]'",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
     speed = None
     if args.concurrency == "trace":
         speed = Speed(prefill_rate=args.prefill_rate, decode_rate=args.decode_rate)
+    draw = None if args.plot is None else _plotter(args.plot, args.block_size)
     rows: list[Row] = []
     with shown_progress(quiet=args.json) as show:
         for trace in _traces(args, show):
@@ -115,11 +135,12 @@ def run(args: argparse.Namespace) -> int:
             curve = lru_curve(trace)
             if not args.json:
                 print(heading(trace, curve.best), flush=True)
-            rows += _simulated(trace, args, speed, show)
+            found = list(_simulated(trace, args, speed, show))
+            rows += found
             if not args.json:
-                _print_text(
-                    trace, curve, [r for r in rows if r.block_size == trace.block_size], args
-                )
+                _print_text(trace, curve, found, args)
+            if draw is not None:
+                draw(args.plot, trace, curve, found)
     if args.json:
         several = len({row.block_size for row in rows}) > 1
         print(msgspec.json.encode([_json_row(row, several) for row in rows]).decode())
@@ -144,6 +165,21 @@ def _traces(args: argparse.Namespace, show: Show) -> Iterator[Trace]:
                 most=args.requests,
                 progress=lambda lines: show("reading lines", lines, None),
             )
+
+
+def _plotter(path: Path, block_sizes: Sequence[int]) -> Draw:
+    """Return what draws the picture.  Raises InvalidSetting before anything is replayed."""
+    if path.suffix not in PICTURES:
+        raise InvalidSetting(f"--plot {path}: the name must end with {' or '.join(PICTURES)}")
+    if len(set(block_sizes)) > 1:
+        raise InvalidSetting("--plot shows one --block-size: run it once for each")
+    try:
+        from runtime.plots import draw
+    except ImportError:
+        raise InvalidSetting(
+            "--plot needs matplotlib: pip install 'radixcache[plots]', or use --curve"
+        ) from None
+    return draw
 
 
 def _encode(folder: Path | None) -> Encode:
@@ -191,6 +227,7 @@ def _print_text(
             )
     if args.curve:
         print(plot(curve.hit_rate, most=max(1, trace.num_distinct), best=curve.best))
+        print("\n".join(growth(row) for row in rows if row.policy == rows[0].policy))
     smallest = min(row.num_blocks for row in rows)
     tokens = sum(request.prompt_tokens for request in trace.requests)
     known = trace.has_times and trace.seconds > 0

@@ -102,3 +102,39 @@ def test_the_console_script_simulates_without_loading_torch() -> None:
     assert len(json.loads(done.stdout)) == 2 * len(
         {r["num_blocks"] for r in json.loads(done.stdout)}
     )
+
+
+def test_a_picture_is_drawn_the_same_each_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    files = [tmp_path / name for name in ("one.svg", "two.svg", "three.png")]
+    for file in files:
+        code, _, _ = run(capsys, MADE, "--block-size", "64", "--plot", str(file))
+        assert code == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert MADE.encode() in files[0].read_bytes()
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_a_picture_is_refused_before_anything_is_replayed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "runtime.plots", None)
+    code, out, err = run(capsys, MADE, "--plot", "picture.svg")
+    assert (code, out) == (2, "")
+    assert "radixcache[plots]" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--plot", "picture.txt"], ".svg or .png"),
+        (["--plot", "p.svg", "--block-size", "16", "--block-size", "32"], "one --block-size"),
+    ],
+)
+def test_what_can_not_be_drawn_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], word: str
+) -> None:
+    code, out, err = run(capsys, MADE, *flags)
+    assert (code, out, word in err) == (2, "", True)
