@@ -18,7 +18,7 @@ import msgspec
 from runtime.doctor.log import LoggedRequest, Said, Tool
 from runtime.doctor.pieces import pieces_of
 from runtime.doctor.reasons import VOLATILE, Reason
-from runtime.doctor.text_changes import TextChange, compare_texts, likeness
+from runtime.doctor.text_changes import TextChange, compare_texts, difference, likeness
 
 ALIKE = 0.3
 """Texts with less in common are of another program or another conversation."""
@@ -75,7 +75,7 @@ def place_of(index: int, said: Sequence[Said]) -> str:
 def _in_tools(theirs: Sequence[Tool], ours: Sequence[Tool]) -> Change | None:
     if list(theirs) == list(ours) or not theirs or not ours:
         return None
-    text = compare_texts(*("\n".join(tool.text for tool in tools) for tools in (theirs, ours)))
+    text = difference(*("\n".join(tool.text for tool in tools) for tools in (theirs, ours)))
     place = "the tools"
     sorted_keys = [[_sorted(tool) for tool in tools] for tools in (theirs, ours)]
     if sorted(sorted_keys[0]) == sorted(sorted_keys[1]):
@@ -124,7 +124,7 @@ def _shifted(theirs: Sequence[Said], ours: Sequence[Said], at: int) -> Change | 
         return Change(
             reason=Reason.MESSAGE_MOVED if has_moved else Reason.HISTORY_TRIMMED,
             place=place_of(at, ours),
-            text=compare_texts(gone[0].text, ours[at].text),
+            text=difference(gone[0].text, ours[at].text),
             message=at,
             length=len(same),
             skipped=skipped,
@@ -146,7 +146,7 @@ def _shuffled(theirs: Sequence[Said], ours: Sequence[Said], at: int) -> Change |
     return Change(
         reason=Reason.EXAMPLES_SHUFFLED,
         place=place_of(at, ours),
-        text=compare_texts(theirs[at].text, ours[at].text),
+        text=difference(theirs[at].text, ours[at].text),
         message=at,
         length=longest,
     )

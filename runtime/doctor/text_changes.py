@@ -20,10 +20,13 @@ from runtime.doctor.log import IMAGE_CLOSE, IMAGE_OPEN
 from runtime.doctor.pieces import blocks_of, num_shared
 from runtime.doctor.reasons import Reason
 from runtime.doctor.values import kind_of_value
-from runtime.misses.rewriting import without_thoughts
+from runtime.misses.rewriting import shared_len, without_thoughts
 
 MOST_COMPARED = 500
 """Words in a row that are compared one by one; what follows counts as one stretch."""
+
+WINDOW = 600
+"""Characters in which the end of a difference is looked for that is only shown."""
 
 EDIT_WORDS, EDIT_SHARE = 8, 0.2
 """An edit changes at most so many words, and at most this share of them."""
@@ -71,6 +74,23 @@ def compare_texts(theirs: str, ours: str) -> TextChange:
         theirs=their_words,
         ours=our_words,
         after=ours[first.ours[1] :][:80],
+    )
+
+
+def difference(theirs: str, ours: str) -> TextChange:
+    """Show where two texts begin to differ, without saying what kind of difference it is."""
+    start = shared_len(theirs, ours)
+    while start and not ours[start - 1].isspace():  # back to the word's beginning
+        start -= 1
+    ends = [text[start : start + WINDOW] for text in (theirs, ours)]
+    first = hunks(*ends)[0]
+    end = start + first.ours[1]
+    return TextChange(
+        reason=None,
+        before=ours[: start + first.ours[0]][-80:],
+        theirs=ends[0][slice(*first.theirs)],
+        ours=ends[1][slice(*first.ours)],
+        after=ours[end : end + 80],
     )
 
 

@@ -18,11 +18,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from radixcache.lease import PrefixKey
+from runtime.accepting import check_request
 from runtime.engine import Engine
 from runtime.errors import InvalidRequest
 from runtime.misses.finding import Finding, Spoken, find_miss, tell_miss
 from runtime.misses.records import CacheReport, MissReport
-from runtime.request import pack_prompt
+from runtime.request import Request, SamplingParams, pack_prompt
 from runtime.server.anthropic import Conversation
 from runtime.server.bodies import read_body
 from runtime.server.chat_bodies import ChatRequest, Message, OfferedTool, template_tools
@@ -113,7 +114,7 @@ class Explaining:
         if isinstance(body.prompt, str):
             return runtime.prompt_tokens(body.prompt, parse_special=body.parse_special), None
         if body.prompt is not None:
-            return _checked(body.prompt, runtime.tokenizer.vocab_size), None
+            return body.prompt, None
         messages = [message.for_template() for message in body.messages or ()]
         tools = template_tools(body.tools)
         ids = runtime.chat_tokens(messages, tools=tools, namespace=caller.namespace)
@@ -151,9 +152,10 @@ async def explain_prompts(
 
     spoken  the conversation, where there is one prompt that is one
 
-    Raises EngineFailure where the engine is gone.
+    Raises what a request with such a prompt would be refused by; EngineFailure where the engine is
+    gone.
     """
-    keys = [PrefixKey(caller.namespace, pack_prompt(ids)) for ids in prompts]
+    keys = [PrefixKey(caller.namespace, _checked(served, ids)) for ids in prompts]
 
     def find(engine: Engine) -> list[Finding]:
         return [
@@ -216,8 +218,16 @@ def log_slow_misses(journal: Journal, slow_miss_s: float) -> None:
             _log.warning("slow miss", extra={"fields": shown | miss})
 
 
-def _checked(ids: list[int], vocab_size: int) -> list[int]:
-    """Return ids that the tokenizer can decode.  Raises InvalidRequest."""
-    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise InvalidRequest(f"`prompt` takes token ids from 0 to {vocab_size - 1}", param="prompt")
-    return ids
+def _checked(served: Served, ids: Sequence[int]) -> bytes:
+    """Pack a prompt that could be served.  Raises InvalidRequest, PromptTooLong."""
+    runtime = served.runtime
+    request = Request(
+        request_id="explain", prompt=pack_prompt(ids), sampling=SamplingParams(max_tokens=1)
+    )
+    check_request(
+        request,
+        runtime.engine.config,
+        vocab_size=runtime.engine.vocab_size,
+        has_tokenizer=True,
+    )
+    return request.prompt

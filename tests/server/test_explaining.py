@@ -206,7 +206,10 @@ def test_a_chats_body_with_all_its_fields_is_taken_as_it_is(http: httpx.Client) 
         ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
         ({"prompt": [1, 10**9]}, 400, "prompt"),
         ({"prompt": [-1]}, 400, "prompt"),
-        ({"prompt": []}, 200, None),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [7] * 5000}, 400, "prompt"),
+        ({"prompt": "word " * 5000}, 400, "prompt"),
         ({"prompt": "x", "promt": 1}, 422, "promt"),
         ({"prompt": "x", "model": "gpt-4"}, 404, "model"),
         ({"prompt": "x", "suffix": "y"}, 400, "suffix"),
@@ -214,12 +217,11 @@ def test_a_chats_body_with_all_its_fields_is_taken_as_it_is(http: httpx.Client) 
     ],
 )
 def test_a_wrong_body_is_refused_by_field(
-    http: httpx.Client, body: dict[str, Any], status: int, param: str | None
+    http: httpx.Client, body: dict[str, Any], status: int, param: str
 ) -> None:
     answer = http.post("/cache/explain", json=body)
     assert answer.status_code == status
-    if param:
-        assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["param"] == param
 
 
 def test_a_conversation_in_anthropics_words_is_explained(http: httpx.Client) -> None:
