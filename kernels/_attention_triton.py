@@ -24,10 +24,12 @@ from kernels.variant import FLOAT8_TARGETS, Variant
 Scales: TypeAlias = Literal["none", "head", "slot"]
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 192, 256)
-TARGETS: Final = ("sm_80", "sm_90")  # where nothing spills; elsewhere the kernels only compile
+TARGETS: Final = ("sm_80", "sm_90", "sm_100", "gfx942")
 OPTIONAL: Final = ("lse", "sinks", "tree_mask", "k_scale", "v_scale")
 LOOSE: Final = frozenset({"window", "num_rows", "num_heads", "scale_by_slot", "table_by_sequence"})
 SPLIT: Final = 512  # keys; a multiple of every key tile
+MERGED: Final = 64  # numbers of a head that a program merges
+AHEAD: Final = 16  # splits that it reads before it folds them
 TYPES: Final = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -40,8 +42,8 @@ TYPES: Final = {
 class Sizes(NamedTuple):
     """Compile-time sizes of the kernel for one model.
 
-    A wide tile differs from a narrow one in its rows alone: warps take 16 of them each, and the
-    instruction that multiplies them is the same, so a row's bits are too.
+    A wide tile differs from a narrow one in its rows and in how far it reads ahead: warps take 16
+    rows each, and the instruction that multiplies them is the same, so a row's bits are too.
     """
 
     rows: int
@@ -50,13 +52,52 @@ class Sizes(NamedTuple):
     num_warps: int
     num_stages: int
     widening: int = 1  # wide rows and warps over narrow ones
+    wide_stages: int | None = None  # of a wide tile, where those are others
 
     @property
     def wide(self) -> Sizes:
         """The tile of an item that takes all its splits, where queries are many."""
         return self._replace(
-            rows=self.rows * self.widening, num_warps=self.num_warps * self.widening
+            rows=self.rows * self.widening,
+            num_warps=self.num_warps * self.widening,
+            num_stages=self.wide_stages or self.num_stages,
         )
+
+
+HALF: Final = {
+    "sm_80": {
+        64: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=2),
+        128: Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2),
+        256: Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=2),
+    },
+    "sm_90": {
+        128: Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=3, widening=2),
+        256: Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2),
+    },
+    "sm_100": {
+        64: Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=3),
+        128: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=3),
+        256: Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2, wide_stages=1),
+    },
+    "gfx942": {256: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=2)},
+}
+"""By target and largest head size: the largest tiles that spill no registers; a program holds two
+accumulators, of the split and of those before it."""
+
+SMALL: Final = {
+    64: Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=1),
+    256: Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=1),
+}
+SINGLE: Final = {
+    "sm_80": {
+        64: Sizes(rows=32, keys=32, split=SPLIT, num_warps=4, num_stages=1),
+        256: Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=2),
+    },
+    "sm_90": SMALL,
+    "sm_100": SMALL,
+    "gfx942": SMALL,
+}
+"""The same in float32, which is for proofs more than for speed."""
 
 
 def target_of(device: torch.device) -> str:
@@ -72,27 +113,17 @@ def target_of(device: torch.device) -> str:
 def choose_sizes(target: str, dtype: torch.dtype, head_dim: int, group: int) -> Sizes:
     """Return the tile sizes for a model on a device, by the dtype of its queries.
 
-    The largest that spill no registers: a tile holds two accumulators, of the split and of those
-    before it.
+    Raises ValueError for heads that are larger than any tile.
     """
-    newer = target in ("sm_90", "sm_100")
-    if dtype == torch.float32:
-        if head_dim <= 64:
-            sizes = Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=2)
-        else:
-            stages = 2 if newer else 1
-            sizes = Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=stages)
-    elif newer and head_dim <= 128:
-        # a group that is no power of two is divided by, which takes registers
-        stages = 3 if group == triton.next_power_of_2(group) else 2
-        sizes = Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=stages, widening=2)
-    elif newer:
-        sizes = Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2)
-    elif head_dim <= 128:
-        warps = 4 if head_dim <= 64 else 8
-        sizes = Sizes(rows=64, keys=32, split=SPLIT, num_warps=warps, num_stages=2)
-    else:
-        sizes = Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=2)
+    table = (SINGLE if dtype == torch.float32 else HALF)[target]
+    fitting = [sizes for largest, sizes in table.items() if head_dim <= largest]
+    if not fitting:
+        raise ValueError(
+            f"q has heads of {head_dim} numbers; the triton backend takes up to {max(table)}"
+        )
+    sizes = fitting[0]
+    if group != triton.next_power_of_2(group):  # is divided by, which takes registers
+        sizes = sizes._replace(num_stages=min(sizes.num_stages, 2))
     return sizes._replace(rows=max(sizes.rows, triton.next_power_of_2(group)))
 
 
@@ -105,32 +136,38 @@ def tiling_of(device: torch.device, dtype: torch.dtype, heads: Heads, *, wide: b
 
 def run_triton(call: Call, work: WorkPlan) -> None:
     """Fill `call.out` by the list, without waiting for the device."""
-    q, out, options = call.q, call.out, call.options
-    num_tokens, num_heads, head_dim = q.shape
+    num_tokens, num_heads, head_dim = call.q.shape
     tops = masses = totals = None
     if work.num_splits:
         shape = (work.num_splits, num_tokens, num_heads)
         tops, masses = work.scratch.take("tops", *shape), work.scratch.take("masses", *shape)
         totals = work.scratch.take("totals", *shape, head_dim)
     partial = (tops, masses, totals)
-    with device_guard(q.device):
+    with device_guard(call.q.device):
         _attend(call, work, partial)
         if work.num_splits:
-            merge_kernel[(num_tokens, call.heads.num_kv)](
-                out,
-                options.lse,
-                *partial,
-                work.positions,
-                options.sinks,
-                options.window or 0,
-                num_tokens * num_heads,
-                num_heads,
-                *out.stride()[:2],
-                **_merge_constants(
-                    call.heads.group, head_dim, work.tiling.split, _features(options)
-                ),
-                enable_fp_fusion=True,
-            )
+            merge_splits(call, work, partial)
+
+
+def merge_splits(call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...]) -> None:
+    """Fill `call.out` from partial results of its splits."""
+    num_tokens, num_heads, head_dim = call.out.shape
+    options = call.options
+    constants = _merge_constants(head_dim, work.tiling.split, _features(options))
+    merge_kernel[(num_tokens, num_heads, triton.cdiv(head_dim, constants["PART"]))](
+        call.out,
+        options.lse,
+        *partial,
+        work.positions,
+        options.sinks,
+        options.window or 0,
+        num_tokens * num_heads,
+        num_heads,
+        *call.out.stride()[:2],
+        **constants,
+        num_warps=1,
+        enable_fp_fusion=True,
+    )
 
 
 def _attend(call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...]) -> None:
@@ -217,15 +254,12 @@ def _attend_constants(
     }
 
 
-def _merge_constants(
-    group: int, head_dim: int, split: int, features: dict[str, Any]
-) -> dict[str, Any]:
+def _merge_constants(head_dim: int, split: int, features: dict[str, Any]) -> dict[str, Any]:
     return {
-        "GROUP": group,
-        "ROWS": triton.next_power_of_2(group),
         "HEAD_DIM": head_dim,
-        "DIM": max(16, triton.next_power_of_2(head_dim)),
+        "PART": min(MERGED, max(16, triton.next_power_of_2(head_dim))),
         "SPLIT": split,
+        "AHEAD": AHEAD,
         **{name: features[name] for name in ("WINDOW", "SINKS", "LSE")},
     }
 
@@ -267,15 +301,16 @@ def variants(
         )
 
 
-def merges(target: str, head_dim: int, group: int, options: Options) -> Iterator[Variant]:
+def merges(target: str, head_dim: int, options: Options, split: int = SPLIT) -> Iterator[Variant]:
     """Iterate over the merge of one model's decode; it writes any dtype alike."""
     types = _types(torch.bfloat16, torch.bfloat16)
     absent = {name: None for name in ("lse", "sinks") if getattr(options, name) is None}
     yield Variant(
         kernel=merge_kernel,
-        label=f"D {head_dim} group {group}" + "".join(f" {name}" for name in _named(options)),
+        label=f"D {head_dim}" + "".join(f" {name}" for name in _named(options)),
         types={name: types[name] for name in merge_kernel.arg_names if name in types},
-        constants={**_merge_constants(group, head_dim, SPLIT, _features(options)), **absent},
+        constants={**_merge_constants(head_dim, split, _features(options)), **absent},
+        num_warps=1,
         loose=LOOSE & set(merge_kernel.arg_names),
         targets=frozenset({target}),
     )
@@ -315,13 +350,12 @@ def _shipped_for(target: str) -> Iterator[Variant]:
     for head_dim in HEAD_DIMS:
         for dtype in FLOAT_DTYPES:
             yield from variants(target, dtype, dtype, head_dim, 4, Options())
-        yield from merges(target, head_dim, 4, Options())
+        yield from merges(target, head_dim, Options())
     for group in (1, 3, 8):
         yield from variants(target, half, half, 128, group, Options())
-        yield from merges(target, 128, group, Options())
     for options in (every, Options(tree_mask=some)):
         yield from variants(target, half, half, 128, 4, options)
-    yield from merges(target, 128, 4, every)
+    yield from merges(target, 128, every)
     for kv_dtype in QUANTISED_DTYPES:
         if kv_dtype == torch.float8_e4m3fn and target not in FLOAT8_TARGETS:
             continue
