@@ -53,11 +53,6 @@ class Options:
             check_index("sinks", self.sinks, num_heads, torch.float32, q.device)
         if self.tree_mask is not None:
             check_index("tree_mask", self.tree_mask, num_tokens, torch.int64, q.device)
-            if self.window is not None:
-                raise ValueError(
-                    "tree_mask and window are both given: a window counts positions, and drafts of "
-                    "a tree do not stand at theirs"
-                )
         if self.lse is not None:
             check_shape("lse", self.lse, (num_tokens, num_heads))
             check_dtype("lse", self.lse, (torch.float32,))

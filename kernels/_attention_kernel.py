@@ -37,6 +37,7 @@ def attend_split(
     position,  # [ROWS]
     first_new,  # [ROWS] position of the first new token of the row's sequence
     seen_bits,  # [ROWS] int64
+    seat,  # [ROWS] position on the row's own path, from which its window counts
     kv_head,
     low,  # the keys from `low`, a multiple of KEYS, to before `high`
     high,
@@ -95,9 +96,13 @@ def attend_split(
             scores = soft_cap * (1.0 - 2.0 / (raised + 1.0))
         # a distance below zero is a large one without a sign: one comparison tells both ends
         distance = (position[:, None] - at[None, :]).to(tl.uint32, bitcast=True)
-        visible = distance < (window.to(tl.uint32) if WINDOW else 0x80000000)
+        visible = distance < 0x80000000
         if TREE:
             visible = visible & in_tree(at, first_new, seen_bits)
+            if WINDOW:
+                visible = visible & (at[None, :] > seat[:, None] - window)
+        elif WINDOW:
+            visible = distance < window.to(tl.uint32)
         top, weights, decay = weigh(tl.where(visible, scores, float("-inf")), top)
         v_at = v_pool + block * v_by_block + slot * v_by_slot + kv_head * v_by_head
         v_at = v_at[:, None] + dim[None, :]
@@ -121,7 +126,7 @@ def in_tree(at, first_new, seen_bits):
     """Tell which keys a tree of drafts lets each row see: those before it, and its ancestors."""
     new = (at[None, :] - first_new[:, None]).to(tl.uint32, bitcast=True)
     bit = (seen_bits[:, None] >> (new & 63)).to(tl.uint32) & 1
-    return (bit | (new >> 6)) != 0  # keys before the new ones are far off without a sign
+    return (bit | (new >> 6)) != 0  # keys before the new ones are far without a sign
 
 
 @triton.jit
@@ -197,6 +202,7 @@ def attention_kernel(
     tokens,  # rows of q, in the order of the items
     positions,  # [T]
     first_news,  # [T]
+    seats,  # [T] where a window counts from, in a tree
     sinks,  # [H]
     tree_mask,  # [T]
     k_scale,  # [Hkv] or [N, B, Hkv]
@@ -253,9 +259,12 @@ def attention_kernel(
     head = kv_head * GROUP + row % GROUP
     first_new = position
     seen_bits = token
+    seat = position
     if TREE:
         first_new = tl.load(first_news + token, mask=real, other=0)
         seen_bits = tl.load(tree_mask + token, mask=real, other=0)
+        if WINDOW:
+            seat = tl.load(seats + token, mask=real, other=-1)
     dim = tl.arange(0, DIM)
     q_at = token * q_by_token + head * q_by_head
     in_queries = real[:, None] & (dim < HEAD_DIM)[None, :]
@@ -263,7 +272,7 @@ def attention_kernel(
 
     first_key = 0
     if WINDOW:
-        lowest = tl.min(tl.where(real, position, key_end), 0)
+        lowest = tl.min(tl.where(real, seat, key_end), 0)
         first_key = tl.maximum(lowest - window + 1, 0)
     first_tile = first_key // KEYS * KEYS  # the first that any row sees
 
@@ -271,7 +280,7 @@ def attention_kernel(
     if PARTIAL:
         # a split before the window has no keys here, and no row's merge asks for it
         top, mass, total = attend_split(
-            queries, k_pool, v_pool, table, position, first_new, seen_bits, kv_head,
+            queries, k_pool, v_pool, table, position, first_new, seen_bits, seat, kv_head,
             tl.maximum(first_split * SPLIT, first_tile),
             tl.minimum(first_split * SPLIT + SPLIT, key_end), first_key,
             score_scale, soft_cap, window, k_scale, v_scale, k_by_block, k_by_slot, k_by_head,
@@ -288,7 +297,7 @@ def attention_kernel(
         total = tl.full((ROWS, DIM), 0.0, tl.float32)
         for split in range(tl.maximum(first_split, first_key // SPLIT), end_split):
             next_top, next_mass, next_total = attend_split(
-                queries, k_pool, v_pool, table, position, first_new, seen_bits, kv_head,
+                queries, k_pool, v_pool, table, position, first_new, seen_bits, seat, kv_head,
                 tl.maximum(split * SPLIT, first_tile),
                 tl.minimum(split * SPLIT + SPLIT, key_end), first_key,
                 score_scale, soft_cap, window, k_scale, v_scale, k_by_block, k_by_slot, k_by_head,

@@ -17,6 +17,7 @@ import triton
 from kernels._attention_call import Call, Options
 from kernels._attention_kernel import attention_kernel, merge_kernel
 from kernels._attention_work import Tiling, WorkPlan
+from kernels._draft_path import on_path
 from kernels._extend_cut import Heads
 from kernels.backend import FLOAT_DTYPES, QUANTISED_DTYPES, device_guard
 from kernels.variant import FLOAT8_TARGETS, Variant
@@ -35,6 +36,7 @@ TYPES: Final = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
     torch.int8: "i8",
 }
 
@@ -53,6 +55,7 @@ class Sizes(NamedTuple):
     num_stages: int
     widening: int = 1  # wide rows and warps over narrow ones
     wide_stages: int | None = None  # of a wide tile, where those are others
+    max_registers: int | None = None  # a thread; without a word ptxas spills to fit more programs
 
     @property
     def wide(self) -> Sizes:
@@ -66,7 +69,7 @@ class Sizes(NamedTuple):
 
 HALF: Final = {
     "sm_80": {
-        64: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=2),
+        64: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=2, max_registers=240),
         128: Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2),
         256: Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=2),
     },
@@ -84,20 +87,11 @@ HALF: Final = {
 """By target and largest head size: the largest tiles that spill no registers; a program holds two
 accumulators, of the split and of those before it."""
 
-SMALL: Final = {
-    64: Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=1),
-    256: Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=1),
-}
 SINGLE: Final = {
-    "sm_80": {
-        64: Sizes(rows=32, keys=32, split=SPLIT, num_warps=4, num_stages=1),
-        256: Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=2),
-    },
-    "sm_90": SMALL,
-    "sm_100": SMALL,
-    "gfx942": SMALL,
+    64: Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=1, max_registers=128),
+    256: Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=1, max_registers=128),
 }
-"""The same in float32, which is for proofs more than for speed."""
+"""The same in float32 on every target; it is for proofs more than for speed."""
 
 
 def target_of(device: torch.device) -> str:
@@ -115,15 +109,18 @@ def choose_sizes(target: str, dtype: torch.dtype, head_dim: int, group: int) -> 
 
     Raises ValueError for heads that are larger than any tile.
     """
-    table = (SINGLE if dtype == torch.float32 else HALF)[target]
+    table = SINGLE if dtype == torch.float32 else HALF[target]
     fitting = [sizes for largest, sizes in table.items() if head_dim <= largest]
     if not fitting:
         raise ValueError(
             f"q has heads of {head_dim} numbers; the triton backend takes up to {max(table)}"
         )
     sizes = fitting[0]
-    if group != triton.next_power_of_2(group):  # is divided by, which takes registers
+    if target == "sm_90" and group != triton.next_power_of_2(group):
+        # rows are divided by it, which takes registers
         sizes = sizes._replace(num_stages=min(sizes.num_stages, 2))
+    if target == "gfx942":  # its compiler needs no such word, and knows none
+        sizes = sizes._replace(max_registers=None)
     return sizes._replace(rows=max(sizes.rows, triton.next_power_of_2(group)))
 
 
@@ -154,13 +151,16 @@ def merge_splits(call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None,
     num_tokens, num_heads, head_dim = call.out.shape
     options = call.options
     constants = _merge_constants(head_dim, work.tiling.split, _features(options))
+    # drafts that a row does not see lengthen its window by up to 63; a split too many folds to
+    # nothing
+    window = (options.window or 0) + (0 if options.tree_mask is None else 63)
     merge_kernel[(num_tokens, num_heads, triton.cdiv(head_dim, constants["PART"]))](
         call.out,
         options.lse,
         *partial,
         work.positions,
         options.sinks,
-        options.window or 0,
+        window,
         num_tokens * num_heads,
         num_heads,
         *call.out.stride()[:2],
@@ -176,6 +176,10 @@ def _attend(call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...]
     sizes = choose_sizes(target_of(q.device), q.dtype, head_dim, call.heads.group)
     if not work.num_splits:
         sizes = sizes.wide
+    tree_mask, seats = options.tree_mask, None
+    if tree_mask is not None and options.window is not None:
+        places = (work.positions, work.first_news)
+        seats, tree_mask = on_path(tree_mask, *places, options.window)
     scale = options.k_scale
     scale_strides = (0, 0, 1) if scale is None or scale.dim() == 1 else scale.stride()
     attention_kernel[(work.items.shape[0], call.heads.num_kv)](
@@ -190,8 +194,9 @@ def _attend(call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...]
         work.tokens,
         work.positions,
         work.first_news,
+        seats,
         options.sinks,
-        options.tree_mask,
+        tree_mask,
         options.k_scale,
         options.v_scale,
         call.scale * math.log2(math.e),
@@ -216,6 +221,7 @@ def _attend(call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...]
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
         enable_fp_fusion=True,
+        **({"maxnreg": sizes.max_registers} if sizes.max_registers else {}),
     )
 
 
@@ -279,6 +285,8 @@ def variants(
     label += "".join(f" {name}" for name in _named(options))
     types = _types(dtype, kv_dtype)
     absent = {name: None for name in OPTIONAL if getattr(options, name) is None}
+    if options.tree_mask is None or options.window is None:
+        absent["seats"] = None
     sizes = choose_sizes(target, dtype, head_dim, group)
     for partial, tile in ((False, sizes.wide), (True, sizes)):
         unsplit = {} if partial else dict.fromkeys(("tops", "masses", "totals"))
@@ -294,6 +302,7 @@ def variants(
             },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            max_registers=tile.max_registers,
             loose=LOOSE,
             matrix=dtype != torch.float32,
             wide_loads=True,
@@ -326,7 +335,7 @@ def _named(options: Options) -> Iterator[str]:
 def _types(dtype: torch.dtype, kv_dtype: torch.dtype) -> dict[str, str]:
     query, pool = f"*{TYPES[dtype]}", f"*{TYPES[kv_dtype]}"
     numbers = ("lse", "tops", "masses", "totals", "sinks", "k_scale", "v_scale")
-    places = ("block_table", "items", "tokens", "positions", "first_news")
+    places = ("block_table", "items", "tokens", "positions", "first_news", "seats")
     return {
         **dict.fromkeys(("q", "out"), query),
         **dict.fromkeys(("k_pool", "v_pool"), pool),
@@ -353,11 +362,11 @@ def _shipped_for(target: str) -> Iterator[Variant]:
         yield from merges(target, head_dim, Options())
     for group in (1, 3, 8):
         yield from variants(target, half, half, 128, group, Options())
-    for options in (every, Options(tree_mask=some)):
+    for options in (every, Options(tree_mask=some), Options(tree_mask=some, window=128)):
         yield from variants(target, half, half, 128, 4, options)
     yield from merges(target, 128, every)
     for kv_dtype in QUANTISED_DTYPES:
-        if kv_dtype == torch.float8_e4m3fn and target not in FLOAT8_TARGETS:
+        if kv_dtype.is_floating_point and target not in FLOAT8_TARGETS:
             continue
         for scale in (some, some[None, None]):
             scaled = Options(k_scale=scale, v_scale=scale)

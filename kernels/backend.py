@@ -20,7 +20,7 @@ BACKENDS: Final[tuple[Backend, ...]] = ("torch", "triton")
 BACKEND_VARIABLE: Final = "RADIXCACHE_KERNELS"
 DEBUG_VARIABLE: Final = "RADIXCACHE_KERNELS_DEBUG"
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
-QUANTISED_DTYPES: Final = (torch.float8_e4m3fn, torch.int8)
+QUANTISED_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
 def choose_backend(tensor_device: torch.device, requested: str | None = None) -> Backend:

@@ -55,7 +55,7 @@ def extend_attention(
     soft_cap        scores become soft_cap * tanh(score / soft_cap)
     tree_mask       [T] int64        bit j clear hides the j-th new token of the row's sequence; -1
                                      hides none; tokens from the 64th on are never hidden
-    k_scale, v_scale  float32        [Hkv] or [N, B, Hkv], for pools of float8_e4m3fn or int8:
+    k_scale, v_scale  float32        [Hkv] or [N, B, Hkv], for pools of float8 or int8:
                                      value = stored * scale; q is then of any float dtype
     lse             [T, H] float32   written if given: log of the sum of exp(score), sinks included
     out             [T, H, D]        written and returned; allocated when None

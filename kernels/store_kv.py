@@ -41,7 +41,7 @@ def store_kv(
                                        where the pools are quantised
     k_pool, v_pool    [N, B, Hkv, D]   N blocks of B slots, any strides with unit stride in D
     slot_mapping      [T] int64        block * B + offset; negative: write nothing for this token
-    k_scale, v_scale  float32, for pools of float8_e4m3fn and int8, where value = stored * scale:
+    k_scale, v_scale  float32, for pools of eight bits, where value = stored * scale:
                       [Hkv]        by head, read; larger values saturate
                       [N, B, Hkv]  by slot and head, written: the largest value of D just fits
 
