@@ -13,10 +13,9 @@ import torch
 
 from kernels._extend_cut import Heads
 from kernels.backend import (
-    FLOAT_DTYPES,
-    QUANTISED_DTYPES,
     check_device,
     check_dtype,
+    check_for_pool,
     check_index,
     check_pools,
     check_scales,
@@ -105,9 +104,7 @@ def check_call(
     Raises ValueError or TypeError, naming the argument and its value.
     """
     check_shape("q", q, ("T", "H", "D"))
-    quantised = k_pool.dtype in QUANTISED_DTYPES
-    check_dtype("q", q, FLOAT_DTYPES if quantised else (k_pool.dtype,))
-    check_device("q", q, k_pool.device)
+    check_for_pool("q", q, k_pool)
     check_unit_stride("q", q)
     check_paged(k_pool, block_table, seq_lens, q_start, q.shape[1])
     check_pools("k_pool", k_pool, "v_pool", v_pool)

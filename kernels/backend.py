@@ -97,6 +97,19 @@ def check_pools(k_name: str, k_pool: torch.Tensor, v_name: str, v_pool: torch.Te
     check_unit_stride(v_name, v_pool)
 
 
+def check_for_pool(name: str, tensor: torch.Tensor, pool: torch.Tensor) -> None:
+    """Raise unless `tensor` is on the device of `pool` and of a dtype that is stored there."""
+    quantised = pool.dtype in QUANTISED_DTYPES
+    check_dtype(name, tensor, FLOAT_DTYPES if quantised else (pool.dtype,))
+    check_device(name, tensor, pool.device)
+
+
+def check_slots(slot_mapping: torch.Tensor, num_tokens: int, pool: torch.Tensor) -> None:
+    """Raise unless `slot_mapping` has a slot for each token; look at the slots where debugging."""
+    check_index("slot_mapping", slot_mapping, num_tokens, torch.int64, pool.device)
+    check_ids("slot_mapping", slot_mapping, -(2**62), pool.shape[0] * pool.shape[1])
+
+
 def check_index(
     name: str, index: torch.Tensor, size: int | str, dtype: torch.dtype, device: torch.device
 ) -> None:

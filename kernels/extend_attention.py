@@ -49,12 +49,14 @@ def extend_attention(
     block_table     [S, M] int32     block ids, -1 beyond the sequence
     seq_lens        [S] int32        keys visible to the last query of each sequence
     q_start         [S + 1] int32    sequence s owns the rows q_start[s] to q_start[s + 1] of q
-    window          a row sees the last `window` keys only, its own included; keys before those of
-                    the first row are not read, so their blocks may be gone
+    window          a row sees the last `window` keys only, its own included, of those that it would
+                    see without; keys before those of the first row are not read, so their blocks
+                    may be gone
     sinks           [H] float32      a score that takes weight and gives no value, once a row
     soft_cap        scores become soft_cap * tanh(score / soft_cap)
     tree_mask       [T] int64        bit j clear hides the j-th new token of the row's sequence; -1
-                                     hides none; tokens from the 64th on are never hidden
+                                     hides none; tokens from the 64th on are never hidden, and
+                                     windows of their rows count positions
     k_scale, v_scale  float32        [Hkv] or [N, B, Hkv], for pools of float8 or int8:
                                      value = stored * scale; q is then of any float dtype
     lse             [T, H] float32   written if given: log of the sum of exp(score), sinks included
