@@ -13,10 +13,9 @@ import torch
 
 from kernels._extend_cut import Heads
 from kernels.backend import (
-    FLOAT_DTYPES,
-    QUANTISED_DTYPES,
     check_device,
     check_dtype,
+    check_for_pool,
     check_index,
     check_pools,
     check_scales,
@@ -62,11 +61,6 @@ class Options:
             check_index("sinks", self.sinks, num_heads, torch.float32, q.device)
         if self.tree_mask is not None:
             check_index("tree_mask", self.tree_mask, num_tokens, torch.int64, q.device)
-            if self.window is not None:
-                raise ValueError(
-                    "tree_mask and window are both given: a window counts positions, and drafts of "
-                    "a tree do not stand at theirs"
-                )
         if self.lse is not None:
             check_shape("lse", self.lse, (num_tokens, num_heads))
             check_dtype("lse", self.lse, (torch.float32,))
@@ -114,9 +108,7 @@ def check_call(
     Raises ValueError or TypeError, naming the argument and its value.
     """
     check_shape("q", q, ("T", "H", "D"))
-    quantised = k_pool.dtype in QUANTISED_DTYPES
-    check_dtype("q", q, FLOAT_DTYPES if quantised else (k_pool.dtype,))
-    check_device("q", q, k_pool.device)
+    check_for_pool("q", q, k_pool)
     check_unit_stride("q", q)
     check_paged(k_pool, block_table, seq_lens, q_start, q.shape[1])
     check_pools("k_pool", k_pool, "v_pool", v_pool)

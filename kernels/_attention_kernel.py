@@ -37,6 +37,7 @@ def attend_split(
     position,  # [ROWS]
     first_new,  # [ROWS] position of the first new token of the row's sequence
     seen_bits,  # [ROWS] int64
+    seat,  # [ROWS] position on the row's own path, from which its window counts
     kv_head,
     low,  # the keys from `low`, a multiple of KEYS, to before `high`
     high,
@@ -76,46 +77,56 @@ def attend_split(
         score_scale = score_scale * tl.load(k_scale + kv_head * scale_by_head)
     for start in range(low, high, KEYS):
         at = start + key
-        stored = (at >= first_key) & (at < high)
-        block = tl.load(table + at // BLOCK_SIZE, mask=stored, other=0).to(tl.int64)
-        slot = at % BLOCK_SIZE
+        # keys outside the range stand for its first and its last: seen by no row, and finite
+        stored = tl.minimum(tl.maximum(at, first_key), high - 1)
+        block = tl.load(table + stored // BLOCK_SIZE).to(tl.int64)
+        slot = stored % BLOCK_SIZE
         scale_at = block * scale_by_block + slot * scale_by_slot + kv_head * scale_by_head
-        k_at = block * k_by_block + slot * k_by_slot + kv_head * k_by_head
-        keys = tl.load(
-            k_pool + k_at[None, :] + dim[:, None],
-            mask=stored[None, :] & in_head[:, None],
-            other=0.0,
-        ).to(queries.dtype)
+        k_at = k_pool + block * k_by_block + slot * k_by_slot + kv_head * k_by_head
+        k_at = k_at[None, :] + dim[:, None]
+        if HEAD_DIM == DIM:
+            keys = tl.load(k_at).to(queries.dtype)
+        else:
+            keys = tl.load(k_at, mask=in_head[:, None], other=0.0).to(queries.dtype)
         scores = tl.dot(queries, keys, input_precision="ieee") * score_scale
         if SCALES == "slot":
-            scores = scores * tl.load(k_scale + scale_at, mask=stored, other=0.0)[None, :]
+            scores = scores * tl.load(k_scale + scale_at)[None, :]
         if SOFT_CAP:  # tanh, to base 2
             raised = tl.exp2(scores * (2.0 * LOG2_E / soft_cap))
             scores = soft_cap * (1.0 - 2.0 / (raised + 1.0))
-        visible = (at[None, :] <= position[:, None]) & stored[None, :]
-        if WINDOW:
-            visible = visible & (at[None, :] > position[:, None] - window)
+        # a distance below zero is a large one without a sign: one comparison tells both ends
+        distance = (position[:, None] - at[None, :]).to(tl.uint32, bitcast=True)
+        visible = distance < 0x80000000
         if TREE:
-            new = at[None, :] - first_new[:, None]
-            bit = tl.minimum(tl.maximum(new, 0), 63).to(tl.int64)
-            seen = ((seen_bits[:, None] >> bit) & 1) != 0
-            visible = visible & (seen | (new < 0) | (new > 63))
+            visible = visible & in_tree(at, first_new, seen_bits)
+            if WINDOW:
+                visible = visible & (at[None, :] > seat[:, None] - window)
+        elif WINDOW:
+            visible = distance < window.to(tl.uint32)
         top, weights, decay = weigh(tl.where(visible, scores, float("-inf")), top)
-        v_at = block * v_by_block + slot * v_by_slot + kv_head * v_by_head
-        values = tl.load(
-            v_pool + v_at[:, None] + dim[None, :],
-            mask=stored[:, None] & in_head[None, :],
-            other=0.0,
-        ).to(queries.dtype)
+        v_at = v_pool + block * v_by_block + slot * v_by_slot + kv_head * v_by_head
+        v_at = v_at[:, None] + dim[None, :]
+        if HEAD_DIM == DIM:
+            values = tl.load(v_at).to(queries.dtype)
+        else:
+            values = tl.load(v_at, mask=in_head[None, :], other=0.0).to(queries.dtype)
         mass = tl.fma(mass, decay, tl.sum(weights, 1))
         if SCALES == "slot":
-            weights = weights * tl.load(v_scale + scale_at, mask=stored, other=0.0)[None, :]
+            weights = weights * tl.load(v_scale + scale_at)[None, :]
         total = tl.dot(
             weights.to(queries.dtype), values, total * decay[:, None], input_precision="ieee"
         )
     if SCALES == "head":
         total = total * tl.load(v_scale + kv_head * scale_by_head)
     return top, mass, total
+
+
+@triton.jit
+def in_tree(at, first_new, seen_bits):
+    """Tell which keys a tree of drafts lets each row see: those before it, and its ancestors."""
+    new = (at[None, :] - first_new[:, None]).to(tl.uint32, bitcast=True)
+    bit = (seen_bits[:, None] >> (new & 63)).to(tl.uint32) & 1
+    return (bit | (new >> 6)) != 0  # keys before the new ones are far without a sign
 
 
 @triton.jit
@@ -146,15 +157,15 @@ def finish(
     sinks,
     token,  # [ROWS] int64, rows of q
     head,  # [ROWS]
+    dim,  # [DIM]
     real,  # [ROWS] whether a row is one of the item's
     top,
     mass,
-    total,
+    total,  # [ROWS, DIM]
     out_by_token,
     out_by_head,
     num_heads,
     HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
     SINKS: tl.constexpr,
     LSE: tl.constexpr,
 ):
@@ -167,7 +178,6 @@ def finish(
         total = total * decay[:, None]
         top = peak
     mass = tl.where(real, mass, 1.0)  # a row too many saw nothing
-    dim = tl.arange(0, DIM)
     at = token * out_by_token + head * out_by_head
     result = (total / mass[:, None]).to(out.dtype.element_ty)
     tl.store(
@@ -192,6 +202,7 @@ def attention_kernel(
     tokens,  # rows of q, in the order of the items
     positions,  # [T]
     first_news,  # [T]
+    seats,  # [T] where a window counts from, in a tree
     sinks,  # [H]
     tree_mask,  # [T]
     k_scale,  # [Hkv] or [N, B, Hkv]
@@ -248,9 +259,12 @@ def attention_kernel(
     head = kv_head * GROUP + row % GROUP
     first_new = position
     seen_bits = token
+    seat = position
     if TREE:
         first_new = tl.load(first_news + token, mask=real, other=0)
         seen_bits = tl.load(tree_mask + token, mask=real, other=0)
+        if WINDOW:
+            seat = tl.load(seats + token, mask=real, other=-1)
     dim = tl.arange(0, DIM)
     q_at = token * q_by_token + head * q_by_head
     in_queries = real[:, None] & (dim < HEAD_DIM)[None, :]
@@ -258,7 +272,7 @@ def attention_kernel(
 
     first_key = 0
     if WINDOW:
-        lowest = tl.min(tl.where(real, position, key_end), 0)
+        lowest = tl.min(tl.where(real, seat, key_end), 0)
         first_key = tl.maximum(lowest - window + 1, 0)
     first_tile = first_key // KEYS * KEYS  # the first that any row sees
 
@@ -266,7 +280,7 @@ def attention_kernel(
     if PARTIAL:
         # a split before the window has no keys here, and no row's merge asks for it
         top, mass, total = attend_split(
-            queries, k_pool, v_pool, table, position, first_new, seen_bits, kv_head,
+            queries, k_pool, v_pool, table, position, first_new, seen_bits, seat, kv_head,
             tl.maximum(first_split * SPLIT, first_tile),
             tl.minimum(first_split * SPLIT + SPLIT, key_end), first_key,
             score_scale, soft_cap, window, k_scale, v_scale, k_by_block, k_by_slot, k_by_head,
@@ -283,7 +297,7 @@ def attention_kernel(
         total = tl.full((ROWS, DIM), 0.0, tl.float32)
         for split in range(tl.maximum(first_split, first_key // SPLIT), end_split):
             next_top, next_mass, next_total = attend_split(
-                queries, k_pool, v_pool, table, position, first_new, seen_bits, kv_head,
+                queries, k_pool, v_pool, table, position, first_new, seen_bits, seat, kv_head,
                 tl.maximum(split * SPLIT, first_tile),
                 tl.minimum(split * SPLIT + SPLIT, key_end), first_key,
                 score_scale, soft_cap, window, k_scale, v_scale, k_by_block, k_by_slot, k_by_head,
@@ -292,8 +306,8 @@ def attention_kernel(
             )
             top, mass, total = fold(top, mass, total, next_top, next_mass, next_total)
         finish(
-            out, lse, sinks, token, head, real, top, mass, total, out_by_token, out_by_head,
-            num_heads, HEAD_DIM, DIM, SINKS, LSE,
+            out, lse, sinks, token, head, dim, real, top, mass, total, out_by_token, out_by_head,
+            num_heads, HEAD_DIM, SINKS, LSE,
         )
     # fmt: on
 
@@ -312,40 +326,40 @@ def merge_kernel(
     num_heads,
     out_by_token,
     out_by_head,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,  # GROUP rounded up to a power of two
     HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
+    PART: tl.constexpr,  # numbers of a head that a program takes
     SPLIT: tl.constexpr,
+    AHEAD: tl.constexpr,  # splits that are read before the first of them is folded
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     LSE: tl.constexpr,
 ):
-    """Fold the splits of one token and one key head in ascending order."""
+    """Fold the splits of a part of one head of one token, in ascending order."""
     position = tl.load(positions + tl.program_id(0))
     if position < 0:  # a row of no sequence
         return
-    row = tl.arange(0, ROWS)
-    real = row < GROUP
-    head = tl.program_id(1) * GROUP + row
-    token = tl.full((ROWS,), 0, tl.int64) + tl.program_id(0)
-    dim = tl.arange(0, DIM)
-    inside = real[:, None] & (dim < HEAD_DIM)[None, :]
+    row = tl.arange(0, 1)
+    head = tl.program_id(1) + row
+    token = tl.program_id(0).to(tl.int64) + row
+    dim = tl.program_id(2) * PART + tl.arange(0, PART)
     first_split = 0
     if WINDOW:
         first_split = tl.maximum(position - window + 1, 0) // SPLIT
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    mass = tl.full((ROWS,), 0.0, tl.float32)
-    total = tl.full((ROWS, DIM), 0.0, tl.float32)
-    for split in range(first_split, position // SPLIT + 1):
+    top = tl.full((1,), float("-inf"), tl.float32)
+    mass = tl.full((1,), 0.0, tl.float32)
+    total = tl.full((1, PART), 0.0, tl.float32)
+    # the fold is one long chain: what hides the memory's latency is reading ahead of it
+    for split in tl.range(first_split, position // SPLIT + 1, loop_unroll_factor=AHEAD):
         at = token * num_heads + head + split * num_rows
-        next_top = tl.load(tops + at, mask=real, other=0.0)
-        next_mass = tl.load(masses + at, mask=real, other=0.0)
-        next_total = tl.load(totals + at[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
+        in_head = dim[None, :] < HEAD_DIM
+        next_total = tl.load(
+            totals + at[:, None] * HEAD_DIM + dim[None, :], mask=in_head, other=0.0
+        )
+        next_top, next_mass = tl.load(tops + at), tl.load(masses + at)
         top, mass, total = fold(top, mass, total, next_top, next_mass, next_total)
     # fmt: off
     finish(
-        out, lse, sinks, token, head, real, top, mass, total, out_by_token, out_by_head,
-        num_heads, HEAD_DIM, DIM, SINKS, LSE,
+        out, lse, sinks, token, head, dim, row == 0, top, mass, total, out_by_token, out_by_head,
+        num_heads, HEAD_DIM, SINKS, LSE,
     )
     # fmt: on

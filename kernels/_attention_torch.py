@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from kernels._attention_call import Call
+from kernels._draft_path import on_path
 from kernels._extend_cut import TILE, padded
 from kernels._extend_plan import check_lengths
 
@@ -46,7 +47,10 @@ def _attend(call: Call, sequence: int, rows: tuple[int, int], offset: int, first
     top = torch.full((*queries.shape[:2], 1), -math.inf, device=device)
     mass = torch.zeros_like(top)
     total = queries.new_zeros(*queries.shape[:2], call.v_pool.shape[3])
-    lowest = 0 if options.window is None else max(start + offset - options.window + 1, 0)
+    lowest = 0
+    seat, seen_bits = _places(call, rows, offset, first_new)
+    if options.window is not None:
+        lowest = max(int(seat.min()) - options.window + 1, 0)
     for first in range(lowest // TILE * TILE, end + offset, TILE):
         keys = (max(first, lowest), min(first + TILE, end + offset))
         k = _collect(call, sequence, call.k_pool, options.k_scale, keys, first)
@@ -54,7 +58,14 @@ def _attend(call: Call, sequence: int, rows: tuple[int, int], offset: int, first
         scores = torch.bmm(queries, k.transpose(1, 2))
         if options.soft_cap is not None:
             scores = (scores / options.soft_cap).tanh() * options.soft_cap
-        hidden = _hidden(call, rows, offset, first_new, first)
+        key = torch.arange(first, first + TILE, device=device)
+        hidden = key > torch.arange(start + offset, end + offset, device=device)[:, None]
+        if options.window is not None:
+            hidden |= key <= seat[:, None] - options.window
+        if seen_bits is not None:
+            new = key - first_new
+            bit = seen_bits[:, None] >> new.clamp(0, 63) & 1
+            hidden |= (bit == 0) & (new >= 0) & (new < 64)
         scores[:, :width].masked_fill_(hidden.repeat_interleave(group, 0), -math.inf)
         peak = torch.maximum(top, scores.amax(-1, keepdim=True))
         base = peak.masked_fill(peak == -math.inf, 0.0)
@@ -87,21 +98,18 @@ def _collect(
     return tile
 
 
-def _hidden(
-    call: Call, rows: tuple[int, int], offset: int, first_new: int, first: int
-) -> torch.Tensor:
-    """Tell which keys of a tile each row does not see: [rows, TILE] bool."""
-    options, device = call.options, call.q.device
-    key = torch.arange(first, first + TILE, device=device)
-    position = torch.arange(rows[0] + offset, rows[1] + offset, device=device)[:, None]
-    hidden = key > position
-    if options.window is not None:
-        hidden |= key <= position - options.window
-    if options.tree_mask is not None:
-        new = key - first_new
-        bit = options.tree_mask[rows[0] : rows[1], None] >> new.clamp(0, 63) & 1
-        hidden |= (bit == 0) & (new >= 0) & (new < 64)
-    return hidden
+def _places(
+    call: Call, rows: tuple[int, int], offset: int, first_new: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return where each row's window counts from, and the new tokens that a tree lets it see."""
+    options, (start, end) = call.options, rows
+    position = torch.arange(start + offset, end + offset, device=call.q.device)
+    if options.tree_mask is None:
+        return position, None
+    tree_mask = options.tree_mask[start:end]
+    if options.window is None:
+        return position, tree_mask
+    return on_path(tree_mask, position, torch.full_like(position, first_new), options.window)
 
 
 def _finish(

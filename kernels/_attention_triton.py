@@ -17,6 +17,7 @@ import triton
 from kernels._attention_call import Call, Options
 from kernels._attention_kernel import attention_kernel, merge_kernel
 from kernels._attention_work import SPLIT, Tiling, WorkPlan
+from kernels._draft_path import on_path
 from kernels._extend_cut import Heads
 from kernels.backend import FLOAT_DTYPES, QUANTISED_DTYPES, device_guard
 from kernels.variant import FLOAT8_TARGETS, Variant
@@ -24,14 +25,17 @@ from kernels.variant import FLOAT8_TARGETS, Variant
 Scales: TypeAlias = Literal["none", "head", "slot"]
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 192, 256)
-TARGETS: Final = ("sm_80", "sm_90")  # where nothing spills; elsewhere the kernels only compile
+TARGETS: Final = ("sm_80", "sm_90", "sm_100", "gfx942")
 OPTIONAL: Final = ("lse", "sinks", "tree_mask", "k_scale", "v_scale")
 LOOSE: Final = frozenset({"window", "num_rows", "num_heads", "scale_by_slot", "table_by_sequence"})
+MERGED: Final = 64  # numbers of a head that a program merges
+AHEAD: Final = 16  # splits that it reads before it folds them
 TYPES: Final = {
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
     torch.int8: "i8",
 }
 
@@ -39,8 +43,8 @@ TYPES: Final = {
 class Sizes(NamedTuple):
     """Compile-time sizes of the kernel for one model.
 
-    A wide tile differs from a narrow one in its rows alone: warps take 16 of them each, and the
-    instruction that multiplies them is the same, so a row's bits are too.
+    A wide tile differs from a narrow one in its rows and in how far it reads ahead: warps take 16
+    rows each, and the instruction that multiplies them is the same, so a row's bits are too.
     """
 
     rows: int
@@ -49,13 +53,44 @@ class Sizes(NamedTuple):
     num_warps: int
     num_stages: int
     widening: int = 1  # wide rows and warps over narrow ones
+    wide_stages: int | None = None  # of a wide tile, where those are others
+    max_registers: int | None = None  # a thread; without a word ptxas spills to fit more programs
 
     @property
     def wide(self) -> Sizes:
         """The tile of an item that takes all its splits, where queries are many."""
         return self._replace(
-            rows=self.rows * self.widening, num_warps=self.num_warps * self.widening
+            rows=self.rows * self.widening,
+            num_warps=self.num_warps * self.widening,
+            num_stages=self.wide_stages or self.num_stages,
         )
+
+
+HALF: Final = {
+    "sm_80": {
+        64: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=2, max_registers=240),
+        128: Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2),
+        256: Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=2),
+    },
+    "sm_90": {
+        128: Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=3, widening=2),
+        256: Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2),
+    },
+    "sm_100": {
+        64: Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=3),
+        128: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=3),
+        256: Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2, wide_stages=1),
+    },
+    "gfx942": {256: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=2)},
+}
+"""By target and largest head size: the largest tiles that spill no registers; a program holds two
+accumulators, of the split and of those before it."""
+
+SINGLE: Final = {
+    64: Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=1, max_registers=128),
+    256: Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=1, max_registers=128),
+}
+"""The same in float32 on every target; it is for proofs more than for speed."""
 
 
 def target_of(device: torch.device) -> str:
@@ -71,27 +106,20 @@ def target_of(device: torch.device) -> str:
 def choose_sizes(target: str, dtype: torch.dtype, head_dim: int, group: int) -> Sizes:
     """Return the tile sizes for a model on a device, by the dtype of its queries.
 
-    The largest that spill no registers: a tile holds two accumulators, of the split and of those
-    before it.
+    Raises ValueError for heads that are larger than any tile.
     """
-    newer = target in ("sm_90", "sm_100")
-    if dtype == torch.float32:
-        if head_dim <= 64:
-            sizes = Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=2)
-        else:
-            stages = 2 if newer else 1
-            sizes = Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=stages)
-    elif newer and head_dim <= 128:
-        # a group that is no power of two is divided by, which takes registers
-        stages = 3 if group == triton.next_power_of_2(group) else 2
-        sizes = Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=stages, widening=2)
-    elif newer:
-        sizes = Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2)
-    elif head_dim <= 128:
-        warps = 4 if head_dim <= 64 else 8
-        sizes = Sizes(rows=64, keys=32, split=SPLIT, num_warps=warps, num_stages=2)
-    else:
-        sizes = Sizes(rows=32, keys=32, split=SPLIT, num_warps=8, num_stages=2)
+    table = SINGLE if dtype == torch.float32 else HALF[target]
+    fitting = [sizes for largest, sizes in table.items() if head_dim <= largest]
+    if not fitting:
+        raise ValueError(
+            f"q has heads of {head_dim} numbers; the triton backend takes up to {max(table)}"
+        )
+    sizes = fitting[0]
+    if target == "sm_90" and group != triton.next_power_of_2(group):
+        # rows are divided by it, which takes registers
+        sizes = sizes._replace(num_stages=min(sizes.num_stages, 2))
+    if target == "gfx942":  # its compiler needs no such word, and knows none
+        sizes = sizes._replace(max_registers=None)
     return sizes._replace(rows=max(sizes.rows, triton.next_power_of_2(group)))
 
 
@@ -118,26 +146,29 @@ def run_triton(call: Call, work: WorkPlan, sizes: Sizes | None = None) -> None:
     with device_guard(call.q.device):
         _attend(call, work, partial, sizes)
         if work.num_splits:
-            merge_splits(call, work, partial, call.heads.group)
+            merge_splits(call, work, partial)
 
 
-def merge_splits(
-    call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...], group: int
-) -> None:
-    """Fill `call.out` from partial results, `group` heads of a token in a program."""
+def merge_splits(call: Call, work: WorkPlan, partial: tuple[torch.Tensor | None, ...]) -> None:
+    """Fill `call.out` from partial results of its splits."""
     num_tokens, num_heads, head_dim = call.out.shape
     options = call.options
-    merge_kernel[(num_tokens, num_heads // group)](
+    constants = _merge_constants(head_dim, work.tiling.split, _features(options))
+    # drafts that a row does not see lengthen its window by up to 63; a split too many folds to
+    # nothing
+    window = (options.window or 0) + (0 if options.tree_mask is None else 63)
+    merge_kernel[(num_tokens, num_heads, triton.cdiv(head_dim, constants["PART"]))](
         call.out,
         options.lse,
         *partial,
         work.positions,
         options.sinks,
-        options.window or 0,
+        window,
         num_tokens * num_heads,
         num_heads,
         *call.out.stride()[:2],
-        **_merge_constants(group, head_dim, work.tiling.split, _features(options)),
+        **constants,
+        num_warps=1,
         enable_fp_fusion=True,
     )
 
@@ -153,6 +184,10 @@ def _attend(
     if sizes is None:
         sizes = choose_sizes(target_of(q.device), q.dtype, head_dim, call.heads.group)
         sizes = sizes if work.num_splits else sizes.wide
+    tree_mask, seats = options.tree_mask, None
+    if tree_mask is not None and options.window is not None:
+        places = (work.positions, work.first_news)
+        seats, tree_mask = on_path(tree_mask, *places, options.window)
     scale = options.k_scale
     scale_strides = (0, 0, 1) if scale is None or scale.dim() == 1 else scale.stride()
     attention_kernel[(work.items.shape[0], call.heads.num_kv)](
@@ -167,8 +202,9 @@ def _attend(
         work.tokens,
         work.positions,
         work.first_news,
+        seats,
         options.sinks,
-        options.tree_mask,
+        tree_mask,
         options.k_scale,
         options.v_scale,
         call.scale * math.log2(math.e),
@@ -193,6 +229,7 @@ def _attend(
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
         enable_fp_fusion=True,
+        **({"maxnreg": sizes.max_registers} if sizes.max_registers else {}),
     )
 
 
@@ -231,15 +268,12 @@ def _attend_constants(
     }
 
 
-def _merge_constants(
-    group: int, head_dim: int, split: int, features: dict[str, Any]
-) -> dict[str, Any]:
+def _merge_constants(head_dim: int, split: int, features: dict[str, Any]) -> dict[str, Any]:
     return {
-        "GROUP": group,
-        "ROWS": triton.next_power_of_2(group),
         "HEAD_DIM": head_dim,
-        "DIM": max(16, triton.next_power_of_2(head_dim)),
+        "PART": min(MERGED, max(16, triton.next_power_of_2(head_dim))),
         "SPLIT": split,
+        "AHEAD": AHEAD,
         **{name: features[name] for name in ("WINDOW", "SINKS", "LSE")},
     }
 
@@ -259,6 +293,8 @@ def variants(
     label += "".join(f" {name}" for name in _named(options))
     types = _types(dtype, kv_dtype)
     absent = {name: None for name in OPTIONAL if getattr(options, name) is None}
+    if options.tree_mask is None or options.window is None:
+        absent["seats"] = None
     sizes = choose_sizes(target, dtype, head_dim, group)
     for partial, tile in ((False, sizes.wide), (True, sizes)):
         unsplit = {} if partial else dict.fromkeys(("tops", "masses", "totals"))
@@ -274,6 +310,7 @@ def variants(
             },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            max_registers=tile.max_registers,
             loose=LOOSE,
             matrix=dtype != torch.float32,
             wide_loads=True,
@@ -281,17 +318,16 @@ def variants(
         )
 
 
-def merges(
-    target: str, head_dim: int, group: int, options: Options, split: int = SPLIT
-) -> Iterator[Variant]:
+def merges(target: str, head_dim: int, options: Options, split: int = SPLIT) -> Iterator[Variant]:
     """Iterate over the merge of one model's decode; it writes any dtype alike."""
     types = _types(torch.bfloat16, torch.bfloat16)
     absent = {name: None for name in ("lse", "sinks") if getattr(options, name) is None}
     yield Variant(
         kernel=merge_kernel,
-        label=f"D {head_dim} group {group}" + "".join(f" {name}" for name in _named(options)),
+        label=f"D {head_dim}" + "".join(f" {name}" for name in _named(options)),
         types={name: types[name] for name in merge_kernel.arg_names if name in types},
-        constants={**_merge_constants(group, head_dim, split, _features(options)), **absent},
+        constants={**_merge_constants(head_dim, split, _features(options)), **absent},
+        num_warps=1,
         loose=LOOSE & set(merge_kernel.arg_names),
         targets=frozenset({target}),
     )
@@ -307,7 +343,7 @@ def _named(options: Options) -> Iterator[str]:
 def _types(dtype: torch.dtype, kv_dtype: torch.dtype) -> dict[str, str]:
     query, pool = f"*{TYPES[dtype]}", f"*{TYPES[kv_dtype]}"
     numbers = ("lse", "tops", "masses", "totals", "sinks", "k_scale", "v_scale")
-    places = ("block_table", "items", "tokens", "positions", "first_news")
+    places = ("block_table", "items", "tokens", "positions", "first_news", "seats")
     return {
         **dict.fromkeys(("q", "out"), query),
         **dict.fromkeys(("k_pool", "v_pool"), pool),
@@ -331,15 +367,14 @@ def _shipped_for(target: str) -> Iterator[Variant]:
     for head_dim in HEAD_DIMS:
         for dtype in FLOAT_DTYPES:
             yield from variants(target, dtype, dtype, head_dim, 4, Options())
-        yield from merges(target, head_dim, 4, Options())
+        yield from merges(target, head_dim, Options())
     for group in (1, 3, 8):
         yield from variants(target, half, half, 128, group, Options())
-        yield from merges(target, 128, group, Options())
-    for options in (every, Options(tree_mask=some)):
+    for options in (every, Options(tree_mask=some), Options(tree_mask=some, window=128)):
         yield from variants(target, half, half, 128, 4, options)
-    yield from merges(target, 128, 4, every)
+    yield from merges(target, 128, every)
     for kv_dtype in QUANTISED_DTYPES:
-        if kv_dtype == torch.float8_e4m3fn and target not in FLOAT8_TARGETS:
+        if kv_dtype.is_floating_point and target not in FLOAT8_TARGETS:
             continue
         for scale in (some, some[None, None]):
             scaled = Options(k_scale=scale, v_scale=scale)

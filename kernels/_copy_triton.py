@@ -29,11 +29,9 @@ def copy_triton(
     num_slots: torch.Tensor,
 ) -> None:
     """Copy slots as `copy_blocks` says, without waiting for the device."""
-    num_layers, _, block_size, num_kv_heads, head_dim = k_pools.shape
-    sizes = choose_sizes(block_size, num_kv_heads, head_dim, k_pools.element_size())
-    parts = triton.cdiv(block_size * num_kv_heads, sizes["ROWS"])
+    grid, sizes = _dealt(k_pools, src.shape[0])
     with device_guard(k_pools.device):
-        copy_kernel[(src.shape[0], num_layers, parts)](
+        copy_kernel[grid](
             _bits(k_pools),
             _bits(v_pools),
             src,
@@ -68,23 +66,29 @@ def _stage(
     *,
     outward: bool,
 ) -> None:
-    num_layers, _, block_size, num_kv_heads, head_dim = k_pools.shape
-    sizes = choose_sizes(block_size, num_kv_heads, head_dim, k_pools.element_size())
-    parts = triton.cdiv(block_size * num_kv_heads, sizes["ROWS"])
+    grid, sizes = _dealt(k_pools, blocks.shape[0])
     with device_guard(k_pools.device):
-        stage_kernel[(blocks.shape[0], num_layers, parts)](
+        stage_kernel[grid](
             _bits(k_pools),
             _bits(v_pools),
             _bits(staging),
             blocks,
-            num_layers,
+            k_pools.shape[0],
             *k_pools.stride()[:4],
             *v_pools.stride()[:4],
-            BLOCK_SIZE=block_size,
+            BLOCK_SIZE=k_pools.shape[2],
             **sizes,
             OUTWARD=outward,
             enable_fp_fusion=True,
         )
+
+
+def _dealt(k_pools: torch.Tensor, num_blocks: int) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """Return the grid of some blocks of every layer, and the sizes of a program."""
+    num_layers, _, block_size, num_kv_heads, head_dim = k_pools.shape
+    sizes = choose_sizes(block_size, num_kv_heads, head_dim, k_pools.element_size())
+    parts = triton.cdiv(block_size * num_kv_heads, sizes["ROWS"])
+    return (num_blocks, num_layers, parts), sizes
 
 
 def choose_sizes(

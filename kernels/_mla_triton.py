@@ -25,7 +25,6 @@ from kernels.variant import FLOAT8_TARGETS, Variant
 
 TARGETS: Final = ("sm_80", "sm_90", "sm_100", "gfx942")
 SPLIT: Final = 1024  # keys; a partial result is as wide as a latent, so it is worth more of them
-MERGED: Final = 4  # heads that a program merges, or as many of them as divide those there are
 MAX_LATENT_DIM: Final = 512  # the sum of a tile of more does not fit registers
 LOOSE: Final = frozenset({"num_rows", "num_heads", "table_by_sequence"})
 
@@ -113,7 +112,7 @@ def _run_chunk(call: Call, q_rope: torch.Tensor, work: WorkPlan) -> None:
         num_stages=sizes.num_stages,
         enable_fp_fusion=True,
     )
-    merge_splits(call, work, partial, math.gcd(num_heads, MERGED))
+    merge_splits(call, work, partial)
 
 
 def _constants(
@@ -179,4 +178,4 @@ def shipped() -> Iterator[Variant]:
         if target in FLOAT8_TARGETS:
             yield from latent_variants(target, half, torch.float8_e4m3fn, 128, scaled)
         for options in (Options(), Options(lse=some)):
-            yield from merges(target, MAX_LATENT_DIM, MERGED, options, SPLIT)
+            yield from merges(target, MAX_LATENT_DIM, options, SPLIT)

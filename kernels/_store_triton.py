@@ -202,6 +202,7 @@ STORED: Final = (
     ("bf16", torch.bfloat16, "none"),
     ("fp8e4nv", torch.float8_e4m3fn, "head"),
     ("fp8e4nv", torch.float8_e4m3fn, "slot"),
+    ("fp8e5", torch.float8_e5m2, "slot"),
     ("i8", torch.int8, "slot"),
 )
 """Triton's name and torch's of what pools hold, and the scales of it, in the report."""
@@ -237,5 +238,5 @@ def shipped() -> Iterator[Variant]:
                 num_warps=NUM_WARPS,
                 loose=frozenset({"k_scale_by_slot", "v_scale_by_slot"}),
                 wide_loads=True,
-                targets=FLOAT8_TARGETS if name == "fp8e4nv" else None,
+                targets=FLOAT8_TARGETS if name.startswith("fp8") else None,
             )

@@ -20,7 +20,7 @@ BACKENDS: Final[tuple[Backend, ...]] = ("torch", "triton")
 BACKEND_VARIABLE: Final = "RADIXCACHE_KERNELS"
 DEBUG_VARIABLE: Final = "RADIXCACHE_KERNELS_DEBUG"
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
-QUANTISED_DTYPES: Final = (torch.float8_e4m3fn, torch.int8)
+QUANTISED_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
 class Placed(Protocol):
@@ -111,6 +111,19 @@ def check_pools(k_name: str, k_pool: torch.Tensor, v_name: str, v_pool: torch.Te
     check_device(v_name, v_pool, k_pool.device)
     check_unit_stride(k_name, k_pool)
     check_unit_stride(v_name, v_pool)
+
+
+def check_for_pool(name: str, tensor: torch.Tensor, pool: torch.Tensor) -> None:
+    """Raise unless `tensor` is on the device of `pool` and of a dtype that is stored there."""
+    quantised = pool.dtype in QUANTISED_DTYPES
+    check_dtype(name, tensor, FLOAT_DTYPES if quantised else (pool.dtype,))
+    check_device(name, tensor, pool.device)
+
+
+def check_slots(slot_mapping: torch.Tensor, num_tokens: int, pool: torch.Tensor) -> None:
+    """Raise unless `slot_mapping` has a slot for each token; look at the slots where debugging."""
+    check_index("slot_mapping", slot_mapping, num_tokens, torch.int64, pool.device)
+    check_ids("slot_mapping", slot_mapping, -(2**62), pool.shape[0] * pool.shape[1])
 
 
 def check_index(

@@ -14,7 +14,7 @@ from kernels._attention_call import Options, check_call, check_paged
 from kernels._attention_work import decode_work
 from kernels._extend_plan import ExtendPlan, plan_torch
 from kernels.backend import choose_backend
-from kernels.extend_attention import attend_torch, check_for_triton, work_of
+from kernels.extend_attention import attend
 from kernels.scratch import Scratch
 
 
@@ -56,29 +56,7 @@ def decode_attention(
     options = Options(window, sinks, soft_cap, tree_mask, k_scale, v_scale, lse)
     paged = (k_pool, v_pool, block_table, seq_lens, q_start)
     call = check_call(q, *paged, scale=scale, out=out, options=options)
-    if choose_backend(k_pool.device, backend) == "torch":
-        return attend_torch(call, plan)
-    check_for_triton(call)
-    if q.shape[0]:
-        from kernels._attention_triton import run_triton  # optional: not on every platform
-
-        if plan is None:
-            plan = plan_decode(
-                k_pool,
-                block_table,
-                seq_lens,
-                q_start,
-                num_heads=q.shape[1],
-                num_tokens=q.shape[0],
-                max_seq_len=max_seq_len,
-                dtype=q.dtype,
-                backend=backend,
-                scratch=scratch,
-            )
-        work = work_of(plan, q)
-        assert work is not None
-        run_triton(call, work)
-    return call.out
+    return attend(call, plan, plan_decode, backend, max_seq_len=max_seq_len, scratch=scratch)
 
 
 def plan_decode(

@@ -8,6 +8,9 @@ of a row depend on its own query, its position and the keys before it, never on 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from kernels._attention_call import Call, Options, check_call, check_paged
@@ -46,13 +49,15 @@ def extend_attention(
     block_table     [S, M] int32     block ids, -1 beyond the sequence
     seq_lens        [S] int32        keys visible to the last query of each sequence
     q_start         [S + 1] int32    sequence s owns the rows q_start[s] to q_start[s + 1] of q
-    window          a row sees the last `window` keys only, its own included; keys before those of
-                    the first row are not read, so their blocks may be gone
+    window          a row sees the last `window` keys only, its own included, of those that it would
+                    see without; keys before those of the first row are not read, so their blocks
+                    may be gone
     sinks           [H] float32      a score that takes weight and gives no value, once a row
     soft_cap        scores become soft_cap * tanh(score / soft_cap)
     tree_mask       [T] int64        bit j clear hides the j-th new token of the row's sequence; -1
-                                     hides none; tokens from the 64th on are never hidden
-    k_scale, v_scale  float32        [Hkv] or [N, B, Hkv], for pools of float8_e4m3fn or int8:
+                                     hides none; tokens from the 64th on are never hidden, and
+                                     windows of their rows count positions
+    k_scale, v_scale  float32        [Hkv] or [N, B, Hkv], for pools of float8 or int8:
                                      value = stored * scale; q is then of any float dtype
     lse             [T, H] float32   written if given: log of the sum of exp(score), sinks included
     out             [T, H, D]        written and returned; allocated when None
@@ -71,20 +76,40 @@ def extend_attention(
     options = Options(window, sinks, soft_cap, tree_mask, k_scale, v_scale, lse)
     paged = (k_pool, v_pool, block_table, seq_lens, q_start)
     call = check_call(q, *paged, scale=scale, out=out, options=options)
-    if choose_backend(k_pool.device, backend) == "torch":
+    return attend(call, plan, plan_extend, backend)
+
+
+def attend(
+    call: Call,
+    plan: ExtendPlan | None,
+    planner: Callable[..., ExtendPlan | None],
+    backend: str | None,
+    **wishes: Any,
+) -> torch.Tensor:
+    """Run an attention operation on the backend that is to run it.
+
+    planner  makes the list of work where no plan is given, from the call's arguments and `wishes`
+    """
+    if choose_backend(call.k_pool.device, backend) == "torch":
         return attend_torch(call, plan)
     check_for_triton(call)
-    if q.shape[0]:
-        from kernels._attention_triton import run_triton, tiling_of  # optional
+    num_tokens, num_heads, _ = call.q.shape
+    if num_tokens:
+        from kernels._attention_triton import run_triton  # optional: not on every platform
 
-        work = work_of(plan, q) or extend_work(
-            seq_lens,
-            q_start,
-            num_tokens=q.shape[0],
-            tiling=tiling_of(q.device, q.dtype, call.heads, wide=True),
-            scratch=Scratch(q.device),
-        )
-        run_triton(call, work)
+        if plan is None:
+            plan = planner(
+                call.k_pool,
+                call.block_table,
+                call.seq_lens,
+                call.q_start,
+                num_heads=num_heads,
+                num_tokens=num_tokens,
+                dtype=call.q.dtype,
+                backend=backend,
+                **wishes,
+            )
+        run_triton(call, work_of(plan, call.q))
     return call.out
 
 
@@ -121,10 +146,8 @@ def check_for_triton(call: Call) -> None:
     check_ids("q_start", call.q_start, 0, call.q.shape[0] + 1)
 
 
-def work_of(plan: ExtendPlan | None, q: torch.Tensor) -> WorkPlan | None:
+def work_of(plan: ExtendPlan | None, q: torch.Tensor) -> WorkPlan:
     """Return the plan as a list of work, having checked that it is one and fits q."""
-    if plan is None:
-        return None
     if not isinstance(plan, WorkPlan):
         raise TypeError(f"plan is a {type(plan).__name__}, made for another backend than triton")
     if plan.num_tokens != q.shape[0]:

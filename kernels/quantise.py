@@ -20,8 +20,10 @@ LEAST_SCALE: Final = 1e-12
 def largest(dtype: torch.dtype) -> float:
     """Return the largest number that a quantised dtype stores; 0 for a dtype that is not one.
 
-    >>> largest(torch.float8_e4m3fn), largest(torch.int8), largest(torch.bfloat16)
-    (448.0, 127.0, 0.0)
+    >>> [largest(kind) for kind in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)]
+    [448.0, 57344.0, 127.0]
+    >>> largest(torch.bfloat16)
+    0.0
     """
     if dtype not in QUANTISED_DTYPES:
         return 0.0

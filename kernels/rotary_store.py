@@ -11,15 +11,13 @@ from __future__ import annotations
 import torch
 
 from kernels.backend import (
-    FLOAT_DTYPES,
-    QUANTISED_DTYPES,
     check_device,
     check_dtype,
-    check_ids,
-    check_index,
+    check_for_pool,
     check_pools,
     check_scales,
     check_shape,
+    check_slots,
     check_unit_stride,
     choose_backend,
 )
@@ -116,14 +114,11 @@ def _check(
         raise ValueError(
             f"qkv has {qkv.shape[1]} heads, expected more than 2 * {num_kv_heads} of the pools"
         )
-    quantised = k_pool.dtype in QUANTISED_DTYPES
-    check_dtype("qkv", qkv, FLOAT_DTYPES if quantised else (k_pool.dtype,))
-    check_device("qkv", qkv, k_pool.device)
+    check_for_pool("qkv", qkv, k_pool)
     check_unit_stride("qkv", qkv)
     check_angles(num_tokens, head_dim, cos, sin, qkv.device)
     check_scales(k_pool, k_scale, v_scale)
-    check_index("slot_mapping", slot_mapping, num_tokens, torch.int64, qkv.device)
-    check_ids("slot_mapping", slot_mapping, -(2**62), k_pool.shape[0] * k_pool.shape[1])
+    check_slots(slot_mapping, num_tokens, k_pool)
     for name, weight in zip(("norms[0]", "norms[1]"), norms or (), strict=False):
         check_shape(name, weight, (head_dim,))
         check_dtype(name, weight, (qkv.dtype,))

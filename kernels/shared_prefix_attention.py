@@ -13,14 +13,16 @@ order, so the bits are those of every sequence alone.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from kernels._attention_call import Options, check_call, check_paged
-from kernels._attention_work import SharedPrefixes, decode_work, shared_work
-from kernels._extend_plan import ExtendPlan, plan_torch
+from kernels._attention_work import SharedPrefixes, shared_work
+from kernels._extend_plan import ExtendPlan
 from kernels.backend import check_ids, check_index, choose_backend
-from kernels.decode_attention import longest
-from kernels.extend_attention import attend_torch, check_for_triton, work_of
+from kernels.decode_attention import longest, plan_decode
+from kernels.extend_attention import attend
 from kernels.scratch import Scratch
 
 
@@ -63,30 +65,8 @@ def shared_prefix_attention(
     paged = (k_pool, v_pool, block_table, seq_lens, q_start)
     call = check_call(q, *paged, scale=scale, out=out, options=options)
     check_prefixes(prefixes, block_table)
-    if choose_backend(k_pool.device, backend) == "torch":
-        return attend_torch(call, plan)
-    check_for_triton(call)
-    if q.shape[0]:
-        from kernels._attention_triton import run_triton  # optional: not on every platform
-
-        if plan is None:
-            plan = plan_shared_prefix(
-                k_pool,
-                block_table,
-                seq_lens,
-                q_start,
-                prefixes,
-                num_heads=q.shape[1],
-                num_tokens=q.shape[0],
-                max_seq_len=max_seq_len,
-                dtype=q.dtype,
-                backend=backend,
-                scratch=scratch,
-            )
-        work = work_of(plan, q)
-        assert work is not None
-        run_triton(call, work)
-    return call.out
+    planner = partial(plan_shared_prefix, prefixes=prefixes)
+    return attend(call, plan, planner, backend, max_seq_len=max_seq_len, scratch=scratch)
 
 
 def plan_shared_prefix(
@@ -112,32 +92,31 @@ def plan_shared_prefix(
 
     It holds, and costs, what `plan_extend` says.
     """
-    heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
     check_prefixes(prefixes, block_table)
-    scratch = scratch or Scratch(k_pool.device)
-    if choose_backend(k_pool.device, backend) == "torch":
-        return plan_torch(k_pool, block_table, seq_lens, q_start, heads, scratch)
-    from kernels._attention_triton import tiling_of  # optional: not on every platform
-
-    tiling = tiling_of(k_pool.device, dtype or k_pool.dtype, heads, wide=False)
-    max_seq_len = longest(k_pool, block_table, max_seq_len)
-    if not prefixes.members.shape[0]:
-        return decode_work(
+    if not prefixes.members.shape[0] or choose_backend(k_pool.device, backend) == "torch":
+        return plan_decode(
+            k_pool,
+            block_table,
             seq_lens,
             q_start,
+            num_heads=num_heads,
             num_tokens=num_tokens,
             max_seq_len=max_seq_len,
-            tiling=tiling,
+            dtype=dtype,
+            backend=backend,
             scratch=scratch,
         )
+    from kernels._attention_triton import tiling_of  # optional: not on every platform
+
+    heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
     return shared_work(
         seq_lens,
         q_start,
         prefixes,
         num_tokens=num_tokens,
-        max_seq_len=max_seq_len,
-        tiling=tiling,
-        scratch=scratch,
+        max_seq_len=longest(k_pool, block_table, max_seq_len),
+        tiling=tiling_of(k_pool.device, dtype or k_pool.dtype, heads, wide=False),
+        scratch=scratch or Scratch(k_pool.device),
     )
 
 

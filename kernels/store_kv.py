@@ -10,15 +10,11 @@ from __future__ import annotations
 import torch
 
 from kernels.backend import (
-    FLOAT_DTYPES,
-    QUANTISED_DTYPES,
-    check_device,
-    check_dtype,
-    check_ids,
-    check_index,
+    check_for_pool,
     check_pools,
     check_scales,
     check_shape,
+    check_slots,
     choose_backend,
 )
 from kernels.quantise import choose_scale, quantise
@@ -41,7 +37,7 @@ def store_kv(
                                        where the pools are quantised
     k_pool, v_pool    [N, B, Hkv, D]   N blocks of B slots, any strides with unit stride in D
     slot_mapping      [T] int64        block * B + offset; negative: write nothing for this token
-    k_scale, v_scale  float32, for pools of float8_e4m3fn and int8, where value = stored * scale:
+    k_scale, v_scale  float32, for pools of eight bits, where value = stored * scale:
                       [Hkv]        by head, read; larger values saturate
                       [N, B, Hkv]  by slot and head, written: the largest value of D just fits
 
@@ -53,17 +49,14 @@ def store_kv(
     check_shape("k_pool", k_pool, ("N", "B", "Hkv", "D"))
     check_pools("k_pool", k_pool, "v_pool", v_pool)
     check_scales(k_pool, k_scale, v_scale)
-    quantised = k_pool.dtype in QUANTISED_DTYPES
     for name, tensor in (("k", k), ("v", v)):
         check_shape(name, tensor, ("T", *k_pool.shape[2:]))
-        check_dtype(name, tensor, FLOAT_DTYPES if quantised else (k_pool.dtype,))
-        check_device(name, tensor, k_pool.device)
+        check_for_pool(name, tensor, k_pool)
     check_shape("v", v, tuple(k.shape))
-    check_index("slot_mapping", slot_mapping, k.shape[0], torch.int64, k_pool.device)
+    check_slots(slot_mapping, k.shape[0], k_pool)
     chosen = choose_backend(k_pool.device, backend)
     if k.shape[0] == 0:
         return
-    check_ids("slot_mapping", slot_mapping, -(2**62), k_pool.shape[0] * k_pool.shape[1])
     if chosen == "torch":
         _store_torch(k, v, k_pool, v_pool, slot_mapping, k_scale, v_scale)
     else:

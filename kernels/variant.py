@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 FLOAT8_TARGETS: Final = frozenset({"sm_90", "sm_100"})
-"""Where e4m3 as torch stores it exists in hardware: sm_80 has none, gfx942 another encoding."""
+"""Where float8 as torch stores it exists in hardware: sm_80 has none, gfx942 other encodings."""
 
 
 class Variant(NamedTuple):
@@ -22,6 +22,7 @@ class Variant(NamedTuple):
     types       Triton's types of the arguments that are neither constants nor 32-bit integers:
                 {"q": "*bf16", "scale": "fp32"}
     constants   the `tl.constexpr` arguments, and those that a launch passes as None or 1
+    max_registers  that a thread may take; None leaves it to the compiler
     loose       integer arguments that need not be multiples of 16; the others are compiled as
                 multiples of 16, which is how a launch finds the usual strides
     matrix      True where the product must run on tensor cores
@@ -35,6 +36,7 @@ class Variant(NamedTuple):
     constants: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int | None = None
     loose: frozenset[str] = frozenset()
     matrix: bool = False
     wide_loads: bool = False

@@ -108,16 +108,23 @@ def source_of(variant: Variant) -> ASTSource:
     )
 
 
-def compile_and_read(task: Task) -> Reading:
-    """Compile one variant for one target and hold it to its claims."""
-    shipped = list(importlib.import_module(task.module).shipped())
-    variant, target = shipped[task.place], TARGETS[task.target]
+def options_of(variant: Variant) -> dict[str, Any]:
+    """Return the compiler's options as a launch gives them."""
     options = {
         "num_warps": variant.num_warps,
         "num_stages": variant.num_stages,
         "enable_fp_fusion": True,
     }
-    built = triton.compile(source_of(variant), target=target.gpu, options=options)
+    if variant.max_registers:
+        options["maxnreg"] = variant.max_registers
+    return options
+
+
+def compile_and_read(task: Task) -> Reading:
+    """Compile one variant for one target and hold it to its claims."""
+    shipped = list(importlib.import_module(task.module).shipped())
+    variant, target = shipped[task.place], TARGETS[task.target]
+    built = triton.compile(source_of(variant), target=target.gpu, options=options_of(variant))
     read = read_nvidia if target.gpu.backend == "cuda" else read_amd
     registers, spills, text = read(built)
     reading = Reading(
@@ -169,7 +176,11 @@ def tool(name: str, *arguments: str) -> str:
 
 
 def read_amd(built: Any) -> tuple[int, int, str]:
-    """Return registers of both kinds, spilled registers and the assembly."""
+    """Return registers of both kinds, spills and the assembly.
+
+    A spill is a vector register that does not fit, or a byte of memory for what does not.  Scalar
+    registers that wait in a lane of a vector register are none: they reach no memory.
+    """
     text = built.asm["amdgcn"]
 
     def field(name: str) -> int:
@@ -177,7 +188,7 @@ def read_amd(built: Any) -> tuple[int, int, str]:
         assert found, name
         return int(found[1])
 
-    spills = field("vgpr_spill_count") + field("sgpr_spill_count")
+    spills = max(field("vgpr_spill_count"), field("private_segment_fixed_size"))
     return field("vgpr_count"), spills, text
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import copy_blocks, gather_blocks, scatter_blocks
+from kernels.backend import QUANTISED_DTYPES
 
 
 def table(*values: int) -> torch.Tensor:
@@ -60,7 +61,7 @@ def test_a_count_past_the_block_is_refused() -> None:
 @given(
     st.permutations(range(5)),
     st.integers(0, 4),
-    st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]),
+    st.sampled_from([torch.float32, torch.bfloat16, *QUANTISED_DTYPES]),
     st.sampled_from([(1, 4), (3, 5), (2, 16)]),
     st.booleans(),
 )

@@ -224,3 +224,14 @@ def test_blocks_that_the_triton_kernel_cannot_address_are_refused(
     step = build_step([suffix], generator, block_size=3)
     with pytest.raises(ValueError, match="k_pool has blocks of 3 slots"):
         step.run(extend_attention, scale=1.0, backend="triton")
+
+
+def test_heads_larger_than_any_tile_are_refused(backend: str, generator: torch.Generator) -> None:
+    suffix = random_suffix(generator, 1, 9, heads=(1, 2, 264), dtype=torch.bfloat16)
+    step = build_step([suffix], generator)
+    if backend == "torch":
+        [got] = step.run(extend_attention, scale=0.1, backend=backend)
+        assert close(got, suffix, 0.1)
+        return
+    with pytest.raises(ValueError, match="q has heads of 264 numbers; the triton backend takes up"):
+        step.run(extend_attention, scale=0.1, backend=backend)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import SharedPrefixes, extend_attention
+from kernels.backend import QUANTISED_DTYPES
 from tests.kernels.conftest import INTERPRETED
 from tests.kernels.test_decode_attention import (
     HEADS,
@@ -61,12 +62,13 @@ class Wish:
         for row in range(num_queries):
             for key in range(seq_len):
                 hidden = key > first_new + row
-                if self.window is not None:
-                    hidden |= key <= first_new + row - self.window
                 if self.trees is not None and 0 <= key - first_new < 64:
                     hidden |= not int(self.trees[index][row]) >> (key - first_new) & 1
                 if hidden:
                     scores[row, :, key] = -math.inf
+            if self.window is not None:
+                seen = scores[row, 0].isfinite().nonzero().squeeze(1)
+                scores[row, :, seen[: -self.window]] = -math.inf
         if self.sinks is not None:
             sink = self.sinks.double().expand(num_queries, -1)[..., None]
             scores = torch.cat([scores, sink], -1)
@@ -205,6 +207,37 @@ def test_drafts_of_a_tree_see_their_ancestors_only(
         assert torch.equal(decoded(step, backend, **wish.options()), got)
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, 20, 71])
+def test_a_window_counts_the_keys_of_a_drafts_own_path(
+    backend: str, window: int, generator: torch.Generator
+) -> None:
+    rows = [0b00001, 0b00011, 0b00100, 0b01011, 0b10001]
+    drafts = random_suffix(generator, 5, 75, heads=HEADS, dtype=torch.float32)
+    # the prompt's last rows are past the 64 tokens that bits tell of
+    prompt = random_suffix(generator, 70, 73, heads=HEADS, dtype=torch.float32)
+    step = build_step([prompt, drafts], generator, block_size=4)
+    scattered = torch.full((70,), -1)
+    scattered[60:64] = 0b1001_0110 - (1 << 63)
+    for row in (60, 61, 62):
+        scattered[row] |= 1 << row
+    wish = Wish(window=window, trees=[scattered, torch.tensor(rows)])
+    with small_splits():
+        got = check_values(step, [prompt, drafts], wish, backend)
+        assert torch.equal(decoded(step, backend, **wish.options()), got)
+
+
+def test_a_windowed_chain_has_the_bits_of_a_window_alone(
+    backend: str, generator: torch.Generator
+) -> None:
+    drafts = random_suffix(generator, 5, 75, heads=HEADS, dtype=torch.float32)
+    step = build_step([drafts], generator)
+    ancestors = torch.tensor([0b00001, 0b00011, 0b00111, 0b01111, 0b11111])
+    with small_splits():
+        for window in (2, 40):
+            plain = extended(step, backend, window=window)
+            assert torch.equal(extended(step, backend, window=window, tree_mask=ancestors), plain)
+
+
 def test_a_tree_that_is_a_chain_has_the_bits_of_plain_attention(
     backend: str, generator: torch.Generator
 ) -> None:
@@ -241,7 +274,7 @@ def quantised(
 
 
 @pytest.mark.parametrize("by_slot", [False, True], ids=["by head", "by slot and head"])
-@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("kv_dtype", QUANTISED_DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_scaled_keys_and_values_mean_stored_times_scale(
     backend: str,
@@ -274,10 +307,6 @@ WRONG = {
     "soft_cap is -1.0, expected more than 0": {"soft_cap": -1.0},
     r"sinks has shape \[5\], expected \[\d\]": {"sinks": torch.zeros(5)},
     r"tree_mask has shape \[3\], expected \[2\]": {"tree_mask": torch.zeros(3, dtype=torch.int64)},
-    "tree_mask and window are both given": {
-        "tree_mask": torch.zeros(2, dtype=torch.int64),
-        "window": 3,
-    },
     r"lse has shape \[2\], expected \[2, \d\]": {"lse": torch.zeros(2)},
     r"lse has strides \(1, 2\)": {"lse": torch.zeros(NUM_HEADS, 2).T},
     "k_scale is given, but pools of torch.float32": {"k_scale": torch.ones(HEADS[0])},

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import rms_norm, rotary, rotary_store_kv, rotary_table, store_kv
+from kernels.backend import QUANTISED_DTYPES
 from kernels.rotary_scaling import (
     rotary_frequencies,
     scale_linear,
@@ -115,7 +116,7 @@ def test_the_fused_op_gives_what_its_parts_give(backend: str) -> None:
     check_fused(backend)
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", QUANTISED_DTYPES, ids=str)
 @pytest.mark.parametrize("by_slot", [False, True])
 def test_the_fused_op_quantises_as_store_kv_does(
     backend: str, dtype: torch.dtype, by_slot: bool

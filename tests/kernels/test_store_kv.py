@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import store_kv
+from kernels.backend import QUANTISED_DTYPES
 from tests.support.paged_attention import LAYOUTS, new_pool
 
 
@@ -80,11 +81,14 @@ def test_a_slot_past_the_pool_is_refused() -> None:
         store_kv(*torch.ones(2, 1, 1, 4), *pools, torch.tensor([4]), backend="torch")
 
 
+MOST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+
+
 def slots_by_token(pool: torch.Tensor) -> torch.Tensor:
     return pool.flatten(0, 1).float()
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", QUANTISED_DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [16, 80])
 @pytest.mark.parametrize("source", [torch.bfloat16, torch.float32], ids=str)
 def test_a_scale_by_slot_is_chosen_so_that_the_largest_value_fits(
@@ -97,8 +101,8 @@ def test_a_scale_by_slot_is_chosen_so_that_the_largest_value_fits(
     slots = torch.tensor([4, 0, -1, 3, 1])
     store_kv(k, v, *pools, slots, k_scale=scales[0], v_scale=scales[1], backend=backend)
     written = slots[slots >= 0]
-    most = 448.0 if dtype.is_floating_point else 127.0
-    steps = 2**-4 if dtype.is_floating_point else 0.5 / most
+    most = MOST[dtype]
+    steps = torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.5 / most
     for x, pool, scale in zip((k, v), pools, scales, strict=True):
         wide = x[slots >= 0].float()
         found = scale.flatten(0, 1)
@@ -111,7 +115,7 @@ def test_a_scale_by_slot_is_chosen_so_that_the_largest_value_fits(
         assert (error <= allowed * steps * 1.01 + smallest).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", QUANTISED_DTYPES, ids=str)
 def test_a_scale_by_head_is_read_and_values_beyond_it_saturate(
     backend: str, dtype: torch.dtype
 ) -> None:
@@ -119,7 +123,7 @@ def test_a_scale_by_head_is_read_and_values_beyond_it_saturate(
     pools = torch.zeros(2, 1, 1, 2, 4).to(dtype)
     scale = torch.tensor([1.0, 0.5])
     store_kv(k, k, *pools, torch.tensor([0]), k_scale=scale, v_scale=scale, backend=backend)
-    most = 448.0 if dtype.is_floating_point else 127.0
+    most = MOST[dtype]
     expected = [[1, -2.5, 3.5, most], [1, 2, 3, -most]]
     if dtype == torch.int8:
         expected[0][1:3] = [-2, 4]  # halves go to the even side

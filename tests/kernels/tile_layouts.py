@@ -15,18 +15,14 @@ import triton
 
 from kernels._attention_call import Options
 from kernels._attention_triton import variants
-from tests.kernels.compile_ahead import TARGETS, source_of
+from tests.kernels.compile_ahead import TARGETS, options_of, source_of
 
 
 def main() -> None:
     half = torch.bfloat16
     for variant in variants("sm_90", half, half, 128, 4, Options()):
-        options = {
-            "num_warps": variant.num_warps,
-            "num_stages": variant.num_stages,
-            "enable_fp_fusion": True,
-        }
-        built = triton.compile(source_of(variant), target=TARGETS["sm_90"].gpu, options=options)
+        target = TARGETS["sm_90"].gpu
+        built = triton.compile(source_of(variant), target=target, options=options_of(variant))
         layouts = re.findall(
             r"nvidia_mma<\{.*?warpsPerCTA = (\[.*?\]).*?instrShape = (\[.*?\])", built.asm["ttgir"]
         )

@@ -1,7 +1,7 @@
 """Repairs Triton's interpreter so that kernels can be tested on a CPU.
 
-Owns: the arithmetic of bfloat16 and of `tl.dot`, casts to float8, and one shortcut.  Does not know:
-any kernel.
+Owns: the arithmetic of bfloat16 and of `tl.dot`, casts to float8, indices and one shortcut.  Does
+not know: any kernel.
 Idea: the interpreter keeps a bfloat16 as the 16 bits it is stored in and then computes on them as
 if they were an integer, without a word.  Here every operation sees such operands widened to
 float32, which is exact, and its result rounded back to nearest even, as the hardware does.  Its
@@ -145,6 +145,17 @@ def _repair_reductions(kind: Any) -> None:
     kind.apply = repaired
 
 
+def _repair_index() -> None:
+    """Let an array of one element be an index; Triton 3.6 asks NumPy for what it deprecates."""
+    original = interpreter._patch_lang_tensor
+
+    def repaired(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = repaired
+
+
 def _patch_language_once() -> None:
     """Skip work: the interpreter patches the language anew, 1 ms, for each `tl.sum` it meets."""
     original = interpreter._patch_lang
@@ -176,4 +187,5 @@ for _name in ("cast_impl", "create_fp_to_fp"):
 _repair_dot()
 _repair_reductions(interpreter.ReduceOps)
 _repair_reductions(interpreter.ScanOps)
+_repair_index()
 _patch_language_once()
