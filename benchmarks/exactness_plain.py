@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from kernels import PackedWeight
-from runtime.models import llama
+from runtime.models import attention, llama
 
 
 class PlainPlan(NamedTuple):
@@ -89,23 +89,33 @@ def by_products(
     return mixed.view(num, num_heads, new, dim).transpose(1, 2)
 
 
+def by_wide_products(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: PlainPlan, scale: float
+) -> torch.Tensor:
+    """Attend with products in float32, as the runtime does, so that accuracy is the same."""
+    mask = None if plan.mask is None else plan.mask.float()
+    wide = plan._replace(mask=mask)
+    return by_products(q.float(), k.float(), v.float(), wide, scale).to(q.dtype)
+
+
 def plain_attention(attend: Attend) -> Callable[..., torch.Tensor]:
     """Return a stand-in for `extend_attention` that gathers and attends in this way."""
 
-    def attention(
+    def run(
         q: torch.Tensor,
         k_pool: torch.Tensor,
         v_pool: torch.Tensor,
         *tables: torch.Tensor,
         scale: float,
-        plan: PlainPlan | None = None,
+        plan: PlainPlan,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        plan = plan or plan_plain(k_pool, *tables)
-        rows = q.view(-1, plan.new, *q.shape[1:])
+        rows = q.reshape(-1, plan.new, *q.shape[1:])
         result = attend(rows, gathered(k_pool, plan), gathered(v_pool, plan), plan, scale)
-        return result.contiguous().view(q.shape)
+        result = result.contiguous().view(q.shape)
+        return result if out is None else out.copy_(result)
 
-    return attention
+    return run
 
 
 def unpadded(
@@ -177,8 +187,7 @@ def plain_model(attend: Attend) -> Iterator[None]:
         "rms_norm": plain_norm,
         "silu_and_mul": plain_silu,
         "rotary_store_kv": plain_rotary_store,
-        "plan_extend": plan_plain,
-        "extend_attention": plain_attention(attend),
     }
-    with patch.multiple(llama, **ways):
+    attending = {"plan_extend": plan_plain, "extend_attention": plain_attention(attend)}
+    with patch.multiple(llama, **ways), patch.multiple(attention, **attending):
         yield

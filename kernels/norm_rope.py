@@ -159,7 +159,7 @@ def _whole_rows(x: torch.Tensor) -> list[int]:
     not.  Source: at::parallel_for and TensorIterator's vectorized loop.
     """
     rows, width = x.shape
-    parts = []
+    parts: list[int] = []
     while rows or not parts:
         part = rows
         while part % max(1, _num_shares(part * width, x.device)):

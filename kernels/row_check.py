@@ -121,13 +121,16 @@ def find_layout(
     return None, refused
 
 
-def check_rows(width: int, head_dim: int, like: Placed) -> list[RowFault]:
+def check_rows(width: int, gated: int, head_dim: int, like: Placed) -> list[RowFault]:
     """Check what works on a row alone: norm, gated SiLU and rotary positions.
 
-    width  of a row; `like` gives dtype and device
+    width  of a row, and of what is gated; `like` gives dtype and device
+
+    Their own widths count: a library gives each thread a share of all numbers, and where a share
+    ends inside a row, its last few may go through another loop.
     """
-    x = _noise((256, 2 * width), like)
-    weight = _noise((2 * width,), like)
+    x, weight = _noise((256, width), like), _noise((width,), like)
+    gates = _noise((521, 2 * gated), like)  # a prime: hardly a share ends with a row
     heads = _noise((256, head_dim * 3), like)
 
     def turned(rows: torch.Tensor) -> torch.Tensor:
@@ -135,8 +138,8 @@ def check_rows(width: int, head_dim: int, like: Placed) -> list[RowFault]:
         return rotary(rows.view(len(rows), 3, head_dim), where.cos(), where.sin()).flatten(1)
 
     checks: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor], torch.Tensor], ...] = (
-        (f"norm of {2 * width}", lambda rows: rms_norm(rows, weight, eps=1e-5), x),
-        (f"gated SiLU of {width}", silu_and_mul, x),
+        (f"norm of {width}", lambda rows: rms_norm(rows, weight, eps=1e-5), x),
+        (f"gated SiLU of {gated}", silu_and_mul, gates),
         (f"rotary of {head_dim}", turned, heads),
         ("log-softmax", lambda rows: rows.float().log_softmax(-1), x),
     )

@@ -71,7 +71,8 @@ def check_model(model: LlamaModel) -> tuple[Exactness, RowLayout | None]:
     products.append(Product(head, row_counts=FEW_COUNTS))
     layout, refused = find_layout(products)
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim)
-    others = check_rows(config.hidden_size, config.head_dim, head) + check_attention(shape, head)
+    widths = config.hidden_size, config.intermediate_size, config.head_dim
+    others = check_rows(*widths, head) + check_attention(shape, head)
     holds = layout is not None and not others
     is_default = layout in (None, row_layouts(head)[0])
     exactness = Exactness(

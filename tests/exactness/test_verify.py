@@ -23,7 +23,7 @@ from runtime.exactness.scenarios import Scenario, quick, thorough
 from runtime.exactness.trial import Laboratory
 from runtime.exactness.verify import verify
 from runtime.kv.store import KVStore
-from runtime.models import llama
+from runtime.models import attention, llama
 from runtime.models.llama import LlamaModel
 from tests.support.tiny_checkpoints import write_tiny_gguf
 from tests.support.tiny_models import random_weights, tiny_config
@@ -79,10 +79,17 @@ def test_the_digests_tell_models_apart_and_are_the_same_again() -> None:
 
 
 def relative_tiles(
-    q: Any, k_pool: Any, v_pool: Any, table: Any, lens: Any, starts: Any, **options: Any
+    q: Any,
+    k_pool: Any,
+    v_pool: Any,
+    table: Any,
+    lens: Any,
+    starts: Any,
+    *,
+    out: Any,
+    **options: Any,
 ) -> Any:
     """Attend in tiles of 32 keys that begin at each chunk's first query, not at position 0."""
-    out = torch.empty_like(q)
     group = q.shape[1] // k_pool.shape[2]
     for sequence, length in enumerate(lens.tolist()):
         rows = slice(int(starts[sequence]), int(starts[sequence + 1]))
@@ -106,7 +113,7 @@ def relative_tiles(
 def test_attention_in_tiles_relative_to_the_chunk_is_found_behind_layer_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(llama, "extend_attention", relative_tiles)
+    monkeypatch.setattr(attention, "extend_attention", relative_tiles)
     certificate = verified(tiny_model())
     assert not certificate.exact
     found = certificate.outcomes[-1].difference
@@ -205,7 +212,7 @@ def test_a_step_that_fails_ends_the_verification(monkeypatch: pytest.MonkeyPatch
     def fail(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(llama, "extend_attention", fail)
+    monkeypatch.setattr(attention, "extend_attention", fail)
     with pytest.raises(EngineFailure, match="no such instruction"):
         Laboratory(tiny_model()).run(BUSY)
 
@@ -223,7 +230,7 @@ def test_the_command_prints_a_certificate_and_ends_with_1_where_a_bit_differs(
     captured = capsys.readouterr()
     assert "result        EXACT" in captured.out
     assert f"same bits  {BUSY}" in captured.err
-    monkeypatch.setattr(llama, "extend_attention", relative_tiles)
+    monkeypatch.setattr(attention, "extend_attention", relative_tiles)
     assert main([*flags, "--json"]) == 1
     certificate = json.loads(capsys.readouterr().out)
     assert certificate["exact"] is False

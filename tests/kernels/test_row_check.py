@@ -69,7 +69,7 @@ def test_the_kernels_of_this_machine_pass_with_the_default_layout(dtype: torch.d
     plain = weights(dtype)
     for kind in (plain, list(map(pack_weight, plain))):
         assert find_layout(list(map(Product, kind))) == (row_layouts(kind[0])[0], [])
-    assert check_rows(48, 16, like) == []
+    assert check_rows(48, 80, 16, like) == []
     assert check_attention(SMALL, like) == []
 
 
@@ -152,7 +152,22 @@ def test_a_norm_over_the_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         return x / x.square().mean().sqrt() * weight
 
     monkeypatch.setattr(row_check, "rms_norm", norm)
-    assert [fault.operation for fault in check_rows(48, 16, torch.zeros(1))] == ["norm of 96"]
+    assert [fault.operation for fault in check_rows(48, 80, 16, torch.zeros(1))] == ["norm of 48"]
+
+
+def test_a_gate_whose_rows_are_shared_by_threads_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gated(gate_up: torch.Tensor) -> torch.Tensor:
+        """Numbers where the second of two threads begins take another loop."""
+        gate, up = gate_up.chunk(2, -1)
+        result = (functional.silu(gate) * up).flatten()
+        begin = result.numel() // 2
+        if result.numel() > 32768:
+            result[begin - 3 : begin] = off_by_one_bit(result[begin - 3 : begin])
+        return result.view_as(gate)
+
+    monkeypatch.setattr(row_check, "silu_and_mul", gated)
+    faults = check_rows(48, 1536, 16, torch.zeros(1))
+    assert [fault.operation for fault in faults] == ["gated SiLU of 1536"]
 
 
 def test_bits_tell_zeros_apart_and_nan_equals_itself() -> None:
