@@ -20,6 +20,7 @@ from runtime.kv.store import KVStore
 from tests.support.planted import PlantedBug
 
 LLAMA = importlib.import_module("runtime.models.llama")
+ATTENTION = importlib.import_module("runtime.models.attention")
 
 Cuts = Callable[[int, int, int], list[int]]
 """Where the keys of a sequence are cut: from its first new row, its length and the batch's size."""
@@ -44,9 +45,9 @@ def attention_cut_at(cuts: Cuts) -> Callable[[pytest.MonkeyPatch], None]:
         q_start: torch.Tensor,
         *,
         scale: float,
+        out: torch.Tensor,
         **options: Any,
     ) -> torch.Tensor:
-        out = torch.empty_like(q)
         rows = q_start.tolist()
         for i, seq_len in enumerate(seq_lens.tolist()):
             keys, values = (
@@ -61,7 +62,7 @@ def attention_cut_at(cuts: Cuts) -> Callable[[pytest.MonkeyPatch], None]:
             ).to(q.dtype)
         return out
 
-    return lambda monkeypatch: monkeypatch.setattr(LLAMA, "extend_attention", attend)
+    return lambda monkeypatch: monkeypatch.setattr(ATTENTION, "extend_attention", attend)
 
 
 def _in_parts(
@@ -95,7 +96,7 @@ def _plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _store_after_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend, rotate = LLAMA.extend_attention, LLAMA.rotary_store_kv
+    attend, rotate = ATTENTION.extend_attention, LLAMA.rotary_store_kv
     late: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def rotate_alone(mixed: Any, cos: Any, sin: Any, *pools_and_slots: Any) -> torch.Tensor:
@@ -115,7 +116,7 @@ def _store_after_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         return attended
 
     monkeypatch.setattr(LLAMA, "rotary_store_kv", rotate_alone)
-    monkeypatch.setattr(LLAMA, "extend_attention", attend_first)
+    monkeypatch.setattr(ATTENTION, "extend_attention", attend_first)
 
 
 def _edit(name: str, where: tuple[Any, str], edit: tuple[str, str]) -> PlantedFault:
