@@ -27,6 +27,11 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 
+# Arguments that differ from step to step or model to model: compiled for any value, or a request
+# would wait for a compiler whenever one became a multiple of 16.
+LOOSE = ("window", "num_rows", "num_heads", "scale_by_slot", "table_by_sequence")
+MERGE_LOOSE = ("window", "num_rows", "num_heads")
+
 
 @triton.jit
 def attend_split(
@@ -187,7 +192,7 @@ def finish(
         tl.store(lse + token * num_heads + head, (top + tl.log2(mass)) / LOG2_E, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOSE)
 def attention_kernel(
     q,  # [T, H, D]
     k_pool,  # [N, B, Hkv, D]
@@ -312,7 +317,7 @@ def attention_kernel(
     # fmt: on
 
 
-@triton.jit
+@triton.jit(do_not_specialize=MERGE_LOOSE)
 def merge_kernel(
     out,  # [T, H, D]
     lse,  # [T, H]

@@ -15,7 +15,7 @@ import torch
 import triton
 
 from kernels._attention_call import Call, Options
-from kernels._attention_kernel import attention_kernel, merge_kernel
+from kernels._attention_kernel import LOOSE, MERGE_LOOSE, attention_kernel, merge_kernel
 from kernels._attention_work import SPLIT, Tiling, WorkPlan
 from kernels._draft_path import on_path
 from kernels._extend_cut import Heads
@@ -27,7 +27,6 @@ Scales: TypeAlias = Literal["none", "head", "slot"]
 HEAD_DIMS: Final = (64, 80, 96, 128, 192, 256)
 TARGETS: Final = ("sm_80", "sm_90", "sm_100", "gfx942")
 OPTIONAL: Final = ("lse", "sinks", "tree_mask", "k_scale", "v_scale")
-LOOSE: Final = frozenset({"window", "num_rows", "num_heads", "scale_by_slot", "table_by_sequence"})
 MERGED: Final = 64  # numbers of a head that a program merges
 AHEAD: Final = 16  # splits that it reads before it folds them
 TYPES: Final = {
@@ -311,7 +310,7 @@ def variants(
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             max_registers=tile.max_registers,
-            loose=LOOSE,
+            loose=frozenset(LOOSE),
             matrix=dtype != torch.float32,
             wide_loads=True,
             targets=frozenset({target}),
@@ -328,7 +327,7 @@ def merges(target: str, head_dim: int, options: Options, split: int = SPLIT) -> 
         types={name: types[name] for name in merge_kernel.arg_names if name in types},
         constants={**_merge_constants(head_dim, split, _features(options)), **absent},
         num_warps=1,
-        loose=LOOSE & set(merge_kernel.arg_names),
+        loose=frozenset(MERGE_LOOSE),
         targets=frozenset({target}),
     )
 

@@ -22,6 +22,8 @@ import triton.language as tl
 
 from kernels._attention_kernel import weigh
 
+LOOSE = ("num_rows", "num_heads", "table_by_sequence")  # as those of attention_kernel
+
 
 @triton.jit
 def columns(slot, stored, dtype: tl.constexpr, NUM: tl.constexpr, WIDTH: tl.constexpr):
@@ -104,7 +106,7 @@ def rows_of(item, tokens, num_heads, GROUP: tl.constexpr, ROWS: tl.constexpr):
     return token, head, real
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOSE)
 def mla_kernel(
     q_latent,  # [T, H, R]
     q_rope,  # [T, H, P]

@@ -18,7 +18,7 @@ import triton
 from kernels._attention_call import Call, Options
 from kernels._attention_triton import TYPES, merge_splits, merges, target_of
 from kernels._attention_work import Tiling, WorkPlan
-from kernels._mla_kernel import mla_kernel
+from kernels._mla_kernel import LOOSE, mla_kernel
 from kernels._mla_work import ChunkedPlan
 from kernels.backend import FLOAT_DTYPES, device_guard
 from kernels.variant import FLOAT8_TARGETS, Variant
@@ -26,7 +26,6 @@ from kernels.variant import FLOAT8_TARGETS, Variant
 TARGETS: Final = ("sm_80", "sm_90", "sm_100", "gfx942")
 SPLIT: Final = 1024  # keys; a partial result is as wide as a latent, so it is worth more of them
 MAX_LATENT_DIM: Final = 512  # the sum of a tile of more does not fit registers
-LOOSE: Final = frozenset({"num_rows", "num_heads", "table_by_sequence"})
 
 
 class LatentSizes(NamedTuple):
@@ -158,7 +157,7 @@ def latent_variants(
         },
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
-        loose=LOOSE,
+        loose=frozenset(LOOSE),
         matrix=dtype != torch.float32 and on_tiles,  # elsewhere by the instructions of sm_80
         wide_loads=True,
         targets=frozenset({target}),
