@@ -10,9 +10,11 @@ Source: Waldspurger et al. 2015 (SHARDS).
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from heapq import heappop, heappush
 from random import Random
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -100,7 +102,8 @@ class PrefixSample:
         first, step = self._salts
         ids = np.frombuffer(tokens, np.int32, num_blocks * self.block_size)
         sums = ids.reshape(num_blocks, self.block_size).astype(np.uint64) @ self._weights
-        begin = (first + hash(namespace)) % _ALL
+        name = blake2b(msgspec.json.encode(namespace), digest_size=8).digest()
+        begin = (first + int.from_bytes(name, "little")) % _ALL  # the same in every process
         sums += np.arange(num_blocks, dtype=np.uint64) * np.uint64(step) + np.uint64(begin)
         return _mixed(np.cumsum(_mixed(sums), dtype=np.uint64))
 

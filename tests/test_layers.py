@@ -43,6 +43,7 @@ TORCH_FREE = (
     "sessions/conversation",
     "sessions/scoring",
     "curves",
+    "trace_log",
     "cli/quick",
     "cli/simulate",
 )

@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
             tenants=tenants,
             tracer=tracer,
             public_prefix=public_prefix_of(args, runtime),
+            trace_stream=None if args.trace_log is None else args.trace_log.open("ab"),
         )
         http = uvicorn_settings(app, settings, log_level=args.log_level, log_config=None)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like an interrupt

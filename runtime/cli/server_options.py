@@ -81,6 +81,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="compute one in N finished requests again in idle time, and compare (0: none)",
     )
+    flag(
+        "--trace-log",
+        type=Path,
+        metavar="FILE",
+        help="append a line of block hashes for each request, to replay with radixcache simulate",
+    )
     flag("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     flag("--log-format", default="text", choices=("text", "json"), help="of each line (text)")
     flag("--otel-endpoint", metavar="URL", help="send traces there, over OTLP/HTTP")

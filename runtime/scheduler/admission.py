@@ -24,6 +24,7 @@ from runtime.curves import LiveCurves
 from runtime.scheduler.ordering import ORDERINGS
 from runtime.scheduler.public import Brought, PublicPrefix
 from runtime.sequence import Sequence as Waiting
+from runtime.trace_log import TraceLog
 
 LOOK_AHEAD = 256
 """Sequences that an ordering sees and a step asks the cache about, so that its cost is bounded."""
@@ -49,6 +50,7 @@ class Admission:
     public    what every namespace may have by copy
     give_way  ends a hold that a namespace's own sessions have; False where they have none
     curves    watches what is asked for, to tell what a larger cache would find; None: nobody does
+    trace_log writes a line for each request as it ends; None: nobody does
     """
 
     def __init__(self, cache: RadixCache, config: EngineConfig) -> None:
@@ -56,6 +58,7 @@ class Admission:
         self.public: PublicPrefix | None = None
         self.give_way: Callable[[Namespace], bool] = lambda namespace: False
         self.curves: LiveCurves | None = None
+        self.trace_log: TraceLog | None = None
         self.ordering = ORDERINGS[config.ordering]()
         self._cache = cache
         self._config = config
@@ -64,6 +67,8 @@ class Admission:
 
     def add(self, sequence: Waiting) -> None:
         """Queue a sequence that has just arrived."""
+        if self.trace_log is not None:
+            self.trace_log.arrive(sequence)
         self._num_arrived += 1
         sequence.arrival = self._num_arrived
         self.waiting.append(sequence)

@@ -145,6 +145,8 @@ class Scheduler:
         for group in (self.waiting, self.running, self.closing):
             if sequence in group:
                 group.remove(sequence)
+        if self.admission.trace_log is not None:
+            self.admission.trace_log.end(sequence)
         if sequence.lease is not None:
             if self.admission.curves is not None:
                 self.admission.curves.touch(sequence.lease)

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import metadata
+from typing import IO
 
 import msgspec
 from anyio.to_thread import current_default_thread_limiter
@@ -45,6 +46,7 @@ from runtime.server.openapi import Endpoint, openapi_document, routes_of
 from runtime.server.operations import Operations
 from runtime.server.sessions import SessionEndpoints
 from runtime.server.tenants import Tenants
+from runtime.trace_log import TraceLog
 
 WORKER_THREADS = 8
 """Threads that render and tokenize, instead of anyio's 40: the tokenizer keeps caches of some
@@ -61,6 +63,7 @@ def create_app(
     tenants: Tenants | None = None,
     tracer: Tracer | None = None,
     public_prefix: Sequence[int] = (),
+    trace_stream: IO[bytes] | None = None,
 ) -> Starlette:
     """Return the application that serves a runtime; its lifespan runs the engine's thread.
 
@@ -69,11 +72,14 @@ def create_app(
     public_prefix
              token ids that every tenant may share, such as a system prompt's; computed and held
              before anything is served
+    trace_stream
+             takes a line for each request that `radixcache simulate` can replay; closed at the end
 
     `app.state.engine` is the `AsyncEngine`, for whoever stops it earlier.
     """
     config = config or ServerConfig()
     served = _served(runtime, config, tenants)
+    trace_log = _trace_log(runtime, served, trace_stream)
     engine = served.engine
     sessions = SessionEndpoints(served)
     endpoints = endpoints_of(served, sessions)
@@ -100,6 +106,8 @@ def create_app(
             if engine.failure is None:  # its thread has ended, so book and cache are ours
                 sessions.book.close_all()
                 runtime.engine.release_public()
+            if trace_log is not None:
+                trace_log.close()
 
     app = Starlette(
         routes=[Route("/openapi.json", openapi), *routes_of(endpoints)],
@@ -208,6 +216,21 @@ def _curves(runtime: Runtime, config: ServerConfig, salts: Mapping[str, str]) ->
         max_samples=config.curve_samples,
         max_tenants=config.max_tenant_labels,
     )
+
+
+def _trace_log(runtime: Runtime, served: Served, stream: IO[bytes] | None) -> TraceLog | None:
+    """Let the engine write a line for each request, if there is a stream for them."""
+    log = None
+    if stream is not None:
+        log = TraceLog(
+            stream,
+            block_size=runtime.engine.cache.config.block_size,
+            clock=time.monotonic,
+            key=secrets.token_bytes(32),
+            tenant_of=served.tenant_of,
+        )
+    runtime.engine.scheduler.admission.trace_log = log
+    return log
 
 
 async def _answer_nobody(request: HttpRequest, error: Exception) -> Response:
