@@ -21,12 +21,16 @@ Entry = tuple[Rank, int, Node]
 
 
 class EvictionIndex:
-    """The evictable leaves in the policy's order; every operation O(log n)."""
+    """The evictable leaves in the policy's order; every operation O(log n).
 
-    __slots__ = ("_order", "policy")
+    learning  the policy where it is one that learns; else None
+    """
+
+    __slots__ = ("_order", "learning", "policy")
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
+        self.learning = policy if isinstance(policy, LearningPolicy) else None
         self._order: SortedList = SortedList()  # of the entries, which the nodes know too
 
     def __len__(self) -> int:
@@ -74,8 +78,8 @@ class EvictionIndex:
         """
         if not self._order:
             return None
-        if isinstance(self.policy, LearningPolicy):
-            return self._chosen(self.policy)
+        if self.learning is not None:
+            return self._chosen(self.learning)
         entry: Entry = self._order[0]
         return entry
 

@@ -14,7 +14,6 @@ from functools import partial
 from radixcache.accounts import Account, Accounts
 from radixcache.deadlines import Deadlines
 from radixcache.errors import OutOfBlocks
-from radixcache.learning import LearningPolicy
 from radixcache.lease import Lease
 from radixcache.namespace import Namespace
 from radixcache.node import Node
@@ -161,9 +160,9 @@ class Room:
         """Count a prompt that was acquired, and tell a policy that learns."""
         for counters in (self.counters, account):
             counters.count_query(lease.num_tokens, lease.num_cached)
-        policy = self.accounts.index.policy
-        if isinstance(policy, LearningPolicy):
-            policy.asked(
+        learning = self.accounts.index.learning
+        if learning is not None:
+            learning.asked(
                 lease.namespace,
                 lease.tokens,
                 block_size=self.tree.block_size,
