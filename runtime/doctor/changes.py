@@ -18,7 +18,7 @@ import msgspec
 from runtime.doctor.log import LoggedRequest, Said, Tool
 from runtime.doctor.pieces import pieces_of
 from runtime.doctor.reasons import VOLATILE, Reason
-from runtime.doctor.text_changes import TextChange, compare_texts, difference, likeness
+from runtime.doctor.text_changes import TextChange, changes_of, difference, likeness
 
 ALIKE = 0.3
 """Texts with less in common are of another program or another conversation."""
@@ -56,8 +56,7 @@ def change_between(theirs: LoggedRequest, ours: LoggedRequest) -> list[Change]:
 
     Nothing where the later one only goes on, or is another conversation.
     """
-    found = (_in_tools(theirs.tools, ours.tools), _in_messages(theirs.said, ours.said))
-    return [change for change in found if change is not None]
+    return [*_in_tools(theirs.tools, ours.tools), *_in_messages(theirs.said, ours.said)]
 
 
 def place_of(index: int, said: Sequence[Said]) -> str:
@@ -72,42 +71,44 @@ def place_of(index: int, said: Sequence[Said]) -> str:
     return f"messages[{index}] ({role})" if role else "the prompt"
 
 
-def _in_tools(theirs: Sequence[Tool], ours: Sequence[Tool]) -> Change | None:
+def _in_tools(theirs: Sequence[Tool], ours: Sequence[Tool]) -> list[Change]:
     if list(theirs) == list(ours) or not theirs or not ours:
-        return None
+        return []
     text = difference(*("\n".join(tool.text for tool in tools) for tools in (theirs, ours)))
     place = "the tools"
     sorted_keys = [[_sorted(tool) for tool in tools] for tools in (theirs, ours)]
     if sorted(sorted_keys[0]) == sorted(sorted_keys[1]):
         is_order = sorted_keys[0] != sorted_keys[1]
         reason = Reason.TOOL_ORDER if is_order else Reason.TOOL_KEYS
-        return Change(reason=reason, place=place, text=text)
+        return [Change(reason=reason, place=place, text=text)]
     names = [sorted(tool.name for tool in tools) for tools in (theirs, ours)]
     if names[0] != names[1]:
-        return Change(reason=Reason.TOOLS_CHANGED, place=place, text=text)
+        return [Change(reason=Reason.TOOLS_CHANGED, place=place, text=text)]
     before = {tool.name: tool.text for tool in theirs}
     name = next(tool.name for tool in ours if before[tool.name] != tool.text)
-    text = compare_texts(before[name], next(tool.text for tool in ours if tool.name == name))
-    reason = text.reason if text.reason in VOLATILE else Reason.TOOL_EDITED
-    return Change(reason=reason, place=f"the tool {name}", text=text, tool=name)
+    texts = changes_of(before[name], next(tool.text for tool in ours if tool.name == name))
+    text = texts[0]
+    reason = text.reason if len(texts) == 1 and text.reason in VOLATILE else Reason.TOOL_EDITED
+    return [Change(reason=reason, place=f"the tool {name}", text=text, tool=name)]
 
 
 def _sorted(tool: Tool) -> str:
     return json.dumps(json.loads(tool.text), sort_keys=True)
 
 
-def _in_messages(theirs: Sequence[Said], ours: Sequence[Said]) -> Change | None:
-    at = next(
-        (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b),
-        min(len(theirs), len(ours)),
-    )
-    if at == min(len(theirs), len(ours)):
-        return None  # the conversation goes on, or goes back
-    return (
-        _shifted(theirs, ours, at)
-        or _shuffled(theirs, ours, at)
-        or (_rewritten(theirs, ours, at) if theirs[at].role == ours[at].role else None)
-    )
+def _in_messages(theirs: Sequence[Said], ours: Sequence[Said]) -> list[Change]:
+    found: list[Change] = []
+    for at in range(min(len(theirs), len(ours))):
+        if theirs[at] == ours[at]:
+            continue
+        moved = _shifted(theirs, ours, at) or _shuffled(theirs, ours, at)
+        if moved is not None:
+            return [*found, moved]
+        rewritten = _rewritten(theirs, ours, at) if theirs[at].role == ours[at].role else []
+        if not rewritten:  # another conversation from here on
+            return found
+        found += rewritten
+    return found
 
 
 def _shifted(theirs: Sequence[Said], ours: Sequence[Said], at: int) -> Change | None:
@@ -152,27 +153,39 @@ def _shuffled(theirs: Sequence[Said], ours: Sequence[Said], at: int) -> Change |
     )
 
 
-def _rewritten(theirs: Sequence[Said], ours: Sequence[Said], at: int) -> Change | None:
-    """One message that was rewritten, and with it maybe others of the history."""
-    role, text = ours[at].role, compare_texts(theirs[at].text, ours[at].text)
-    is_last = at == len(ours) - 1
+def _rewritten(theirs: Sequence[Said], ours: Sequence[Said], at: int) -> list[Change]:
+    """What was rewritten in one message, a change for each reason."""
     is_alike = _are_alike(theirs[at].text, ours[at].text)
-    goes_on = _goes_on(theirs, ours, at + 1)
-    reason = text.reason
+    is_same = is_alike or _goes_on(theirs, ours, at + 1)
+    found: dict[Reason, Change] = {}
+    for text in changes_of(theirs[at].text, ours[at].text):
+        reason = _reason(text.reason, ours, at, is_alike=is_alike, is_same=is_same)
+        if reason is not None:
+            change = Change(reason=reason, place=place_of(at, ours), text=text, message=at)
+            found.setdefault(reason, change)
+    return list(found.values())
+
+
+def _reason(
+    reason: Reason | None, ours: Sequence[Said], at: int, *, is_alike: bool, is_same: bool
+) -> Reason | None:
+    """Name a rewriting by where it stands; None where the message is another one.
+
+    is_alike  whether both messages have much in common
+    is_same   whether they are of one conversation
+    """
+    role, is_last = ours[at].role, at == len(ours) - 1
     if reason in (None, Reason.PROMPT_EDITED) and role not in ("system", ""):
         if is_last:
-            reason = Reason.CONTEXT_ABOVE if is_alike else None
-        else:
-            reason = Reason.HISTORY_EDITED if is_alike or goes_on else None
-    elif reason is None:
-        reason = Reason.CONTEXT_ABOVE if is_alike or (goes_on and at) else None
-    elif reason in VOLATILE and not (is_alike or goes_on):
-        reason = None
-    if reason in VOLATILE and role in ("assistant", "tool"):
-        reason = Reason.HISTORY_EDITED
+            return Reason.CONTEXT_ABOVE if is_alike else None
+        return Reason.HISTORY_EDITED if is_same else None
     if reason is None:
+        return Reason.CONTEXT_ABOVE if is_alike or (is_same and at) else None
+    if reason in VOLATILE and not is_same:
         return None
-    return Change(reason=reason, place=place_of(at, ours), text=text, message=at)
+    if reason in VOLATILE and role in ("assistant", "tool"):
+        return Reason.HISTORY_EDITED
+    return reason
 
 
 def _are_alike(theirs: str, ours: str) -> bool:

@@ -58,7 +58,7 @@ class ReasonFound(msgspec.Struct, frozen=True, kw_only=True):
     num_requests   that it made miss
     lost_tokens    that an earlier request has, and that these had to compute
     lost_s         seconds that computing them took, at the report's rate
-    saved_tokens   that the log computes less, replayed with this mended (and what was found before)
+    saved_tokens   that the log computes less with this mended, once all other reasons are
     """
 
     reason: Reason
@@ -131,8 +131,11 @@ class Doctor:
         rate, is_assumed = self._rate(log)
         found: dict[Reason, ReasonFound] = {}
         current, outcomes, num_blocks = list(log), first, self._num_blocks
+        # What only a mended log has is the mend's own doing.
+        seen = {change.reason for link in links_of(log) for change in link.changes}
+        unseen = set(Reason) - seen - {Reason.EVICTED, Reason.OTHER_SALT}
         for _ in range(MOST_ROUNDS):
-            told = self._round(current, outcomes, num_blocks, total, rate, found.keys())
+            told = self._round(current, outcomes, num_blocks, total, rate, found.keys() | unseen)
             if not told:
                 break
             for one in told:
@@ -166,20 +169,52 @@ class Doctor:
         rate: float,
         known: Collection[Reason],
     ) -> list[ReasonFound]:
-        """Look for reasons in a log as it stands, and try the mend of each."""
+        """Look for reasons in a log as it stands; each is tried by mending all but that one.
+
+        Where two stand at one place, neither mend would save anything without the other.
+        """
         lost = _lost(self._encoded(log), outcomes, links_of(log))
-        computed = sum(outcome.num_tokens - outcome.num_cached for outcome in outcomes)
-        told = []
-        for reason, cases in lost.items():
-            if len(cases) < LEAST_REQUESTS:
-                continue
+        tried = [
+            reason
+            for reason in Reason
+            if len(lost.get(reason, ())) >= LEAST_REQUESTS and reason not in known
+        ]
+        saved = self._saved(log, tried, _computed(outcomes), num_blocks)
+        least = max(LEAST_SAVED, LEAST_SHARE * total)
+        while saved and min(saved.values()) < least:  # what saves nothing is no reason
+            tried = [reason for reason, tokens in saved.items() if tokens >= least]
+            saved = self._saved(log, tried, _computed(outcomes), num_blocks)
+        return [_told(reason, lost[reason], saved[reason], rate, log) for reason in tried]
+
+    def _saved(
+        self,
+        log: Sequence[LoggedRequest],
+        reasons: Sequence[Reason],
+        computed: int,
+        num_blocks: int | None,
+    ) -> dict[Reason, int]:
+        """Tokens that each mend saves once all others are made.
+
+        computed  tokens that the log computes as it is
+        """
+        together = self._computed_without(log, reasons, num_blocks)
+        saved = {}
+        for reason in reasons:
             self._progress(f"trying a mend: {WORDS[reason].title}")
-            room = None if WORDS[reason].mend is Mend.ROOM else num_blocks
-            after = self._replayed(mended(log, reason), room)
-            saved = computed - sum(outcome.num_tokens - outcome.num_cached for outcome in after)
-            if saved >= max(LEAST_SAVED, LEAST_SHARE * total):
-                told.append(_told(reason, cases, saved, rate, log))
-        return [one for one in told if one.reason not in known]
+            others = [other for other in reasons if other is not reason]
+            alone = self._computed_without(log, others, num_blocks) if others else computed
+            saved[reason] = alone - together
+        return saved
+
+    def _computed_without(
+        self, log: Sequence[LoggedRequest], reasons: Sequence[Reason], num_blocks: int | None
+    ) -> int:
+        """Tokens computed once some reasons are mended."""
+        for reason in reasons:
+            log = mended(log, reason)
+            if WORDS[reason].mend is Mend.ROOM:
+                num_blocks = None
+        return _computed(self._replayed(log, num_blocks))
 
     def _replayed(self, log: Sequence[LoggedRequest], num_blocks: int | None) -> list[Outcome]:
         return replay(self._encoded(log), block_size=self._block_size, num_blocks=num_blocks)
@@ -196,6 +231,10 @@ class Doctor:
         if not seconds:
             return ASSUMED_RATE, True
         return sum(request.computed for request in timed) / seconds, False
+
+
+def _computed(outcomes: Sequence[Outcome]) -> int:
+    return sum(outcome.num_tokens - outcome.num_cached for outcome in outcomes)
 
 
 class Case(msgspec.Struct, frozen=True):

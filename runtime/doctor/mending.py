@@ -9,16 +9,17 @@ mend holds for all requests that follow, as it would in the program that sent th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 
 from msgspec import structs
 
-from runtime.doctor.changes import Change, change_between
+from runtime.doctor.changes import Change
 from runtime.doctor.linking import Link, links_of
 from runtime.doctor.log import LoggedRequest, Said, Tool
 from runtime.doctor.moving import Mover
-from runtime.doctor.pieces import reordered
 from runtime.doctor.reasons import WORDS, Mend, Reason
+from runtime.doctor.text_changes import as_before, sorted_json
 
 
 def mended(log: Sequence[LoggedRequest], reason: Reason) -> list[LoggedRequest]:
@@ -34,11 +35,13 @@ def mended(log: Sequence[LoggedRequest], reason: Reason) -> list[LoggedRequest]:
     links = links_of(log)
     if mend is Mend.ALL_TOOLS:
         return _with_all_tools(log, links)
+    if reason is Reason.JSON_KEYS:
+        return _with_sorted_keys(log, links)
     mover = Mover(log, links, reason) if mend is Mend.MOVE_DOWN else None
     found: list[LoggedRequest] = []
     for request, link in zip(log, links, strict=True):
         if link.earlier is None:
-            found.append(mover.moved(request, len(found), kept=0) if mover else request)
+            found.append(mover.moved(request, request, len(found)) if mover else request)
             continue
         change = next((change for change in link.changes if change.reason is reason), None)
         earlier, now = log[link.earlier], found[link.earlier]
@@ -46,7 +49,7 @@ def mended(log: Sequence[LoggedRequest], reason: Reason) -> list[LoggedRequest]:
         new = structs.replace(
             request, said=said, tools=_carried_tools(earlier, request, now, change)
         )
-        found.append(mover.moved(new, len(found), kept=kept) if mover else new)
+        found.append(mover.moved(new, request, len(found), kept=kept) if mover else new)
     return found
 
 
@@ -56,54 +59,74 @@ def _carried(
     now: LoggedRequest,
     change: Change | None,
     reason: Reason,
-) -> tuple[tuple[Said, ...], int]:
+) -> tuple[tuple[Said, ...], frozenset[int]]:
     """Return a request's messages as they follow on the mended earlier one.
 
     now      the earlier request, mended
-    returns  the messages, and how many from the first on stand as the earlier one has them
+    returns  the messages, and which of them stand as the earlier one has them
     """
     theirs, ours, mine = earlier.said, request.said, now.said
     if WORDS[reason].mend is Mend.APPEND:
         if change is not None and change.message is not None:
-            rest = ours[change.message + change.length :]
-            return (*mine, *rest), len(mine)
+            return (*mine, *ours[change.message + change.length :]), frozenset()
         if ours[: len(theirs)] == theirs:
-            return (*mine, *ours[len(theirs) :]), len(mine)
-        return ours, 0
-    said, kept = list(ours), 0
-    is_kept = True
-    for at, (before, after) in enumerate(zip(theirs, ours, strict=False)):
-        if at >= len(mine):
-            break
-        if before == after or _is_mended(theirs, ours, at, change, reason):
-            said[at] = mine[at]
-            if before != after and change is not None and _is_order_within(change):
-                said[at] = Said(after.role, reordered(after.text, mine[at].text))
-            is_kept = is_kept and said[at] == mine[at]
-            kept += is_kept
-        else:
-            is_kept = False
-    return tuple(said), kept
+            return (*mine, *ours[len(theirs) :]), frozenset()
+        return ours, frozenset()
+    said, kept = list(ours), set()
+    in_place = zip(range(len(ours)), range(len(mine)), strict=False)
+    is_shuffled = change is not None and change.length > 1
+    for at, before in in_place if is_shuffled else _aligned(theirs, ours):
+        if theirs[before] == ours[at]:
+            said[at] = mine[before]
+            kept.add(at)
+        elif WORDS[reason].mend is Mend.MOVE_DOWN and at + 1 < len(ours):
+            moved = mine[before].text.removeprefix(theirs[before].text)
+            if moved != mine[before].text:  # what was moved behind it once stays there
+                said[at] = Said(ours[at].role, ours[at].text + moved)
+        elif WORDS[reason].mend is Mend.AS_BEFORE and change is not None:
+            said[at] = _mended_message(ours[at], mine[before], at, change, reason)
+    return tuple(said), frozenset(kept)
 
 
-def _is_order_within(change: Change) -> bool:
-    """True where parts of one message stand in another order, and others of it may differ."""
-    return change.reason is Reason.EXAMPLES_SHUFFLED and change.length == 1
+def _aligned(theirs: Sequence[Said], ours: Sequence[Said]) -> Iterator[tuple[int, int]]:
+    """Yield the places of a request's messages with those of the same ones in an earlier request.
+
+    Messages that were rewritten are the same in their order between two that were not.
+    """
+    matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
+    for _, a, b, c, d in matcher.get_opcodes():
+        yield from zip(range(c, d), range(a, b), strict=False)
 
 
-def _is_mended(
-    theirs: Sequence[Said], ours: Sequence[Said], at: int, change: Change | None, reason: Reason
-) -> bool:
-    """True where a message is to be sent as it was before."""
-    if WORDS[reason].mend is not Mend.AS_BEFORE or change is None or change.message is None:
-        return False
-    if change.message <= at < change.message + change.length:
-        return True
-    if theirs[at].role != ours[at].role or at < change.message:
-        return False
-    pair = (LoggedRequest(line=0, said=(said[at],)) for said in (theirs, ours))
-    alone = change_between(*pair)
-    return any(found.reason is reason for found in alone)
+def _mended_message(ours: Said, mine: Said, at: int, change: Change, reason: Reason) -> Said:
+    """Return a message in which what changed for a reason is as before."""
+    if change.message is None or at < change.message:
+        return ours
+    if change.length > 1:  # messages in another order
+        return mine if at < change.message + change.length else ours
+    if ours.role != mine.role or (reason is Reason.PROMPT_EDITED and at != change.message):
+        return ours
+    return Said(ours.role, as_before(ours.text, mine.text, reason))
+
+
+def _with_sorted_keys(log: Sequence[LoggedRequest], links: Sequence[Link]) -> list[LoggedRequest]:
+    """Return a log in which JSON has its keys sorted, in the messages where they changed."""
+    places = {
+        change.message
+        for link in links
+        for change in link.changes
+        if change.reason is Reason.JSON_KEYS
+    }
+    return [
+        structs.replace(
+            request,
+            said=tuple(
+                Said(said.role, sorted_json(said.text)) if at in places else said
+                for at, said in enumerate(request.said)
+            ),
+        )
+        for request in log
+    ]
 
 
 def _carried_tools(

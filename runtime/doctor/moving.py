@@ -9,7 +9,7 @@ goes to the end of the last message, where nothing stands behind it that could b
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import structs
 
@@ -47,23 +47,31 @@ class Mover:
         }
         self._examples = self._examples_of(log)
 
-    def moved(self, request: LoggedRequest, index: int, *, kept: int) -> LoggedRequest:
+    def moved(
+        self,
+        request: LoggedRequest,
+        original: LoggedRequest,
+        index: int,
+        *,
+        kept: Collection[int] = (),
+    ) -> LoggedRequest:
         """Return a request whose changing sentences stand at its end.
 
-        index  its place in the log
-        kept   messages from the first on that stand as an earlier request has them, mended
+        original  the request before anything was mended
+        index     its place in the log
+        kept      messages that stand as an earlier request has them, mended
         """
         group, said = self._groups[index], list(request.said)
         taken: list[str] = []
         for at in sorted(self._places[group]):
-            if kept <= at < len(said):
+            if at < len(said) and at not in kept:
                 stays, goes = self._cut(group, at, said[at].text)
                 if goes:
                     said[at] = Said(said[at].role, stays)
                     taken += goes
         if not taken:
             return request
-        last = said[-1]
+        last = original.said[-1] if len(said) - 1 in kept else said[-1]
         said[-1] = Said(last.role, "\n".join([last.text, *(piece.strip() for piece in taken)]))
         return structs.replace(request, said=tuple(said))
 

@@ -53,6 +53,9 @@ def reordered(text: str, model: str) -> str:
         rank = {part.strip(): at for at, part in enumerate(re.split(separator, model))}
         places = [at for at in range(0, len(parts), 2) if parts[at].strip() in rank]
         found = [parts[at].strip() for at in places]
+        if len(set(found)) < len(found):  # parts that repeat, such as "A:", have no one place
+            places = [at for at, part in zip(places, found, strict=True) if found.count(part) == 1]
+            found = [parts[at].strip() for at in places]
         ordered = sorted(found, key=lambda part: rank[part])
         if ordered != found:
             for at, part in zip(places, ordered, strict=True):

@@ -22,9 +22,9 @@ from runtime.doctor.report_text import (
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --soft: #57606a; --line: #d0d7de;
-  --bar: #0969da; --gone: #ffd7d5; --new: #ccffd8; }
+  --gone: #ffd7d5; --new: #ccffd8; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --soft: #9198a1;
-  --line: #3d444d; --bar: #4493f8; --gone: #67060c; --new: #033a16; } }
+  --line: #3d444d; --gone: #67060c; --new: #033a16; } }
 body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--ink);
   background: var(--paper); font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 0; }

@@ -69,8 +69,9 @@ def losses(one: ReasonFound) -> str:
 
 def savings(one: ReasonFound, diagnosis: Diagnosis) -> str:
     """Say what a mend saves, as the replay of the mended log has it."""
+    how = "this" if len(diagnosis.reasons) == 1 else "this too, once the others are,"
     return (
-        f"Replayed with this mended, the log computes {count(one.saved_tokens, 'token')} less: "
+        f"Replayed with {how} mended, the log computes {count(one.saved_tokens, 'token')} less: "
         f"{one.saved_tokens_per_request:,.0f} tokens a request, "
         f"{seconds(one.saved_tokens / diagnosis.tokens_per_s)} in all."
     )

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
 
 import msgspec
+from msgspec import structs
 
 from runtime.doctor.log import IMAGE_CLOSE, IMAGE_OPEN
-from runtime.doctor.pieces import blocks_of, num_shared
+from runtime.doctor.pieces import blocks_of, num_shared, reordered
 from runtime.doctor.reasons import Reason
 from runtime.doctor.values import kind_of_value
 from runtime.misses.rewriting import shared_len, without_thoughts
@@ -59,22 +60,89 @@ class Hunk(msgspec.Struct, frozen=True):
     ours: tuple[int, int]
 
 
-def compare_texts(theirs: str, ours: str) -> TextChange:
-    """Say what changed from the earlier text to the later one; they differ."""
-    found = hunks(theirs, ours)
-    first = found[0]
-    their_words, our_words = theirs[slice(*first.theirs)], ours[slice(*first.ours)]
-    reason = _rewritten(theirs, ours)
-    if reason is None:
-        label = ours[: first.ours[0]]
-        reason = kind_of(their_words, our_words, label) or _edited(theirs, ours, found)
+def changes_of(theirs: str, ours: str) -> list[TextChange]:
+    """Say what changed from the earlier text to the later one, a change for each reason.
+
+    Of what is no value of a known kind and more than an edit the reason is None.
+    """
+    if theirs == ours:
+        return []
+    whole = _rewritten(theirs, ours)
+    if whole is not None:
+        return [structs.replace(difference(theirs, ours), reason=whole)]
+    found, size = [], None
+    for reason, alike in _REWRITINGS.items():
+        left, right = alike(theirs, ours)
+        if (left, right) == (theirs, ours):
+            continue
+        size = _size(theirs, ours) if size is None else size
+        smaller = _size(left, right)
+        if 2 * smaller <= size:
+            found.append(structs.replace(difference(theirs, ours), reason=reason))
+            theirs, ours, size = left, right, smaller
+    unnamed: list[Hunk] = []
+    named: dict[Reason, Hunk] = {}
+    for hunk in hunks(theirs, ours) if theirs != ours else ():
+        label = ours[: hunk.ours[0]]
+        kind = kind_of(theirs[slice(*hunk.theirs)], ours[slice(*hunk.ours)], label)
+        if kind is None:
+            unnamed.append(hunk)
+        else:
+            named.setdefault(kind, hunk)
+    edit = _edited(theirs, ours, unnamed)
+    if unnamed and edit is None:
+        named.pop(Reason.NUMBER, None)  # where much differs, some of it is numbers
+    found += [_shown(theirs, ours, hunk, kind) for kind, hunk in named.items()]
+    return [*found, _shown(theirs, ours, unnamed[0], edit)] if unnamed else found
+
+
+def as_before(ours: str, before: str, reason: Reason) -> str:
+    """Return a text in which what changed for one reason is as an earlier text has it.
+
+    before  the earlier text, mended
+    """
+    if reason is Reason.EXAMPLES_SHUFFLED:
+        return reordered(ours, before)
+    if reason is Reason.JSON_KEYS:
+        return sorted_json(ours)
+    if _rewritten(before, ours) is reason or reason is Reason.HISTORY_EDITED:
+        return before
+    if reason is Reason.IMAGE_ADDRESS:
+        return _with_addresses(before, ours)[1]
+    if reason is Reason.PROMPT_EDITED:
+        for hunk in reversed(hunks(before, ours) if before != ours else []):
+            theirs, new = before[slice(*hunk.theirs)], ours[slice(*hunk.ours)]
+            if kind_of(theirs, new, ours[: hunk.ours[0]]) is None:
+                ours = f"{ours[: hunk.ours[0]]}{theirs}{ours[hunk.ours[1] :]}"
+    return ours
+
+
+def _shown(theirs: str, ours: str, hunk: Hunk, reason: Reason | None) -> TextChange:
     return TextChange(
         reason=reason,
-        before=ours[: first.ours[0]][-80:],
-        theirs=their_words,
-        ours=our_words,
-        after=ours[first.ours[1] :][:80],
+        before=ours[: hunk.ours[0]][-80:],
+        theirs=theirs[slice(*hunk.theirs)],
+        ours=ours[slice(*hunk.ours)],
+        after=ours[hunk.ours[1] :][:80],
     )
+
+
+def _size(theirs: str, ours: str) -> int:
+    """Characters that differ."""
+    if theirs == ours:
+        return 0
+    found = hunks(theirs, ours)
+    return sum(h.theirs[1] - h.theirs[0] + h.ours[1] - h.ours[0] for h in found)
+
+
+def _with_addresses(theirs: str, ours: str) -> tuple[str, str]:
+    """Return two texts of which the later has the earlier one's addresses of the same images."""
+    known = {_bare(address): address for address in _IMAGE.findall(theirs)}
+
+    def as_known(match: re.Match[str]) -> str:
+        return f"{IMAGE_OPEN}{known.get(_bare(match[1]), match[1])}{IMAGE_CLOSE}"
+
+    return theirs, _IMAGE.sub(as_known, ours)
 
 
 def difference(theirs: str, ours: str) -> TextChange:
@@ -98,10 +166,10 @@ def kind_of(theirs: str, ours: str, before: str) -> Reason | None:
     """Tell what kind of value two differing stretches are, from what stands before them."""
     *above, line = before.rsplit("\n", 3)
     label = line if line.strip() else "\n".join([*above[-1:], line])
-    git = kind_of_value("", "\n".join([*above[1:], line]))
-    if git is not None:
-        return git
-    return kind_of_value(ours.strip(), label) or kind_of_value(theirs.strip(), label)
+    kinds = (kind_of_value(text.strip(), label) for text in (ours, theirs))
+    kind = next((kind for kind in kinds if kind is not None), None)
+    # Within a listing of a repository's state the lines above say what it is.
+    return kind or kind_of_value("", "\n".join([*above[1:], line]))
 
 
 def likeness(theirs: str, ours: str) -> float:
@@ -157,15 +225,21 @@ def _stretches(theirs: str, ours: str) -> Iterator[tuple[bool, str, str]]:
 
 
 def _runs_of(left: list[str], right: list[str]) -> Iterator[tuple[bool, list[str], list[str]]]:
-    head = next(
-        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
-        min(len(left), len(right)),
-    )
+    head = _num_alike(left, right)
+    tail = _num_alike(left[head:][::-1], right[head:][::-1])
+    ends = len(left) - tail, len(right) - tail
     if head:
         yield True, left[:head], right[:head]
-    matcher = SequenceMatcher(None, left[head:], right[head:], autojunk=False)
+    matcher = SequenceMatcher(None, left[head : ends[0]], right[head : ends[1]], autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         yield tag == "equal", left[head + a : head + b], right[head + c : head + d]
+    if tail:
+        yield True, left[ends[0] :], right[ends[1] :]
+
+
+def _num_alike(left: list[str], right: list[str]) -> int:
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def _rewritten(theirs: str, ours: str) -> Reason | None:
@@ -180,7 +254,7 @@ def _rewritten(theirs: str, ours: str) -> Reason | None:
         return Reason.WHITESPACE
     if without_thoughts(theirs).strip() == without_thoughts(ours).strip():
         return Reason.THINKING_REMOVED
-    if _sorted_json(theirs) == _sorted_json(ours):
+    if sorted_json(theirs) == sorted_json(ours):
         return Reason.JSON_KEYS
     return Reason.EXAMPLES_SHUFFLED if _is_shuffled(theirs, ours) else None
 
@@ -212,8 +286,12 @@ def _bare(address: str) -> str:
     return re.split(r"[?#]", address)[0]
 
 
-def _sorted_json(text: str) -> str:
-    """Return a text in which every JSON object has its keys sorted."""
+def sorted_json(text: str) -> str:
+    """Return a text in which every JSON object has its keys sorted.
+
+    >>> sorted_json('Say {"b": 1, "a": [2]}!')
+    'Say {"a": [2], "b": 1}!'
+    """
     decoder, parts, at = json.JSONDecoder(), [], 0
     while (start := text.find("{", at)) >= 0:
         parts.append(text[at:start])
@@ -223,3 +301,11 @@ def _sorted_json(text: str) -> str:
             value, at = None, start + 1
         parts.append("{" if value is None else json.dumps(value, sort_keys=True))
     return "".join((*parts, text[at:]))
+
+
+_REWRITINGS: dict[Reason, Callable[[str, str], tuple[str, str]]] = {
+    Reason.IMAGE_ADDRESS: _with_addresses,
+    Reason.JSON_KEYS: lambda theirs, ours: (sorted_json(theirs), sorted_json(ours)),
+    Reason.EXAMPLES_SHUFFLED: lambda theirs, ours: (theirs, reordered(ours, theirs)),
+}
+"""What makes two texts more alike, where that is what changed beside something else."""

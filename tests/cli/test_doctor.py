@@ -26,7 +26,7 @@ def write(path: Path, lines: list[Any]) -> str:
 
 @pytest.fixture
 def broken(tmp_path: Path) -> str:
-    return write(tmp_path / "log.jsonl", broken_log("uuid", 1))
+    return write(tmp_path / "log.jsonl", broken_log("uuid", seed=1))
 
 
 @pytest.mark.parametrize("model", [[], ["--model", "words"]])

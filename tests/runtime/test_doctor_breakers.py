@@ -38,7 +38,7 @@ def test_there_are_more_than_twenty_breakers_of_as_many_kinds() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", BREAKERS)
 def test_a_planted_breaker_is_found_and_nothing_else(name: str, seed: int) -> None:
-    diagnosis = examine(broken_log(name, seed))
+    diagnosis = examine(broken_log(name, seed=seed))
     assert reasons(diagnosis) == [BREAKERS[name][1]]
     (found,) = diagnosis.reasons
     assert found.saved_tokens >= 64
@@ -47,7 +47,7 @@ def test_a_planted_breaker_is_found_and_nothing_else(name: str, seed: int) -> No
 
 @pytest.mark.parametrize("name", BREAKERS)
 def test_a_planted_breaker_is_found_by_the_models_own_template_and_tokens(name: str) -> None:
-    assert reasons(examine(broken_log(name, 3), model_renderer())) == [BREAKERS[name][1]]
+    assert reasons(examine(broken_log(name, seed=3), model_renderer())) == [BREAKERS[name][1]]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -60,20 +60,20 @@ def test_a_clean_log_raises_no_alarm(name: str, seed: int) -> None:
 
 
 def test_the_example_shows_what_differs_and_where() -> None:
-    (found,) = examine(broken_log("clock", 1)).reasons
+    (found,) = examine(broken_log("clock", seed=1)).reasons
     assert found.example is not None
     assert found.example.place == "the system prompt"
     assert found.example.before.endswith("Current time: ")
     assert found.example.theirs != found.example.ours
     assert found.example.ours.count(":") == 2
     assert found.example.earlier_line < found.example.line
-    (found,) = examine(broken_log("tool text", 1)).reasons
+    (found,) = examine(broken_log("tool text", seed=1)).reasons
     assert found.example is not None
     assert found.example.place == "the tool search"
 
 
 def test_breakers_hide_each_other_and_are_found_one_after_the_other() -> None:
-    lines = broken_log("clock", 5)
+    lines = broken_log("clock", seed=5)
     for number, line in enumerate(lines):
         tools = line["body"]["tools"]
         line["body"]["tools"] = tools[number % 3 :] + tools[: number % 3]
@@ -83,9 +83,29 @@ def test_breakers_hide_each_other_and_are_found_one_after_the_other() -> None:
         assert diagnosis.mended_hit_rate > 0.85
 
 
+STACKED = [
+    ("clock", "cwd"),
+    ("uuid", "user's name"),
+    ("cwd", "history trimmed"),
+    ("clock", "white space"),
+    ("git status", "image signed"),
+    ("user's name", "json keys"),
+    ("one word edited", "replies cleared"),
+    ("one word edited", "tools come and go"),
+    ("clock", "uuid", "cwd", "git status", "user's name", "tool order"),
+]
+
+
+@pytest.mark.parametrize("names", STACKED, ids=" + ".join)
+def test_breakers_that_stand_together_are_all_found(names: tuple[str, ...]) -> None:
+    """Mending one of them alone saves nothing, as the others break the prefix at the same place."""
+    diagnosis = examine(broken_log(*names, seed=1))
+    assert sorted(reasons(diagnosis)) == sorted(BREAKERS[name][1] for name in names)
+
+
 def test_what_a_mend_saves_is_what_the_program_would_save_without_the_breaker() -> None:
     """The log written anew without the clock computes as little as the doctor foretells."""
-    lines = broken_log("clock", 1)
+    lines = broken_log("clock", seed=1)
     diagnosis = examine(lines)
     for line in lines:
         system = line["body"]["messages"][0]
@@ -110,7 +130,7 @@ def test_a_pool_that_is_too_small_is_told_with_what_a_larger_one_saves() -> None
 
 
 def test_times_come_from_the_log_where_it_has_them() -> None:
-    lines = broken_log("clock", 1)
+    lines = broken_log("clock", seed=1)
     assert examine(lines).rate_is_assumed
     for line in lines:
         line |= {"ttft_s": 0.5, "computed": 200}

@@ -14,7 +14,7 @@ from runtime.doctor.log import request_of
 from runtime.doctor.pieces import Neighbours, blocks_of, pieces_of
 from runtime.doctor.reasons import WORDS, Reason
 from runtime.doctor.replay import shared_beyond
-from runtime.doctor.text_changes import compare_texts, hunks
+from runtime.doctor.text_changes import as_before, changes_of, hunks
 from runtime.doctor.values import kind_of_value
 
 RULES = "You help people who repair bicycles. Say which tool is needed first. Be brief."
@@ -81,13 +81,41 @@ TEXTS = [
 def test_two_texts_are_compared_by_the_plainest_explanation(
     theirs: str, ours: str, reason: str | None
 ) -> None:
-    assert compare_texts(theirs, ours).reason == reason
+    assert [change.reason for change in changes_of(theirs, ours)] == [reason]
+    assert changes_of(ours, ours) == []
 
 
 def test_the_first_difference_is_shown_in_whole_words() -> None:
-    change = compare_texts(f"Now: 10:30:15 UTC\n{RULES}", f"Now: 10:31:07 UTC\n{RULES}")
+    (change,) = changes_of(f"Now: 10:30:15 UTC\n{RULES}", f"Now: 10:31:07 UTC\n{RULES}")
     assert (change.before, change.theirs, change.ours) == ("Now: ", "10:30:15", "10:31:07")
     assert change.after.startswith(" UTC\nYou help")
+
+
+def test_a_text_that_changed_for_several_reasons_is_told_by_each() -> None:
+    theirs = f'Now: 10:30\nUser: Ann\nStock: {{"a": 1, "b": 2, "c": [3, 4]}}\n{RULES}'
+    changed = f'Now: 10:31\nUser: Bo\nStock: {{"c": [3, 4], "b": 2, "a": 1}}\n{RULES}'
+    ours = changed.replace("brief", "friendly")
+    reasons = [change.reason for change in changes_of(theirs, ours)]
+    assert reasons == ["json_keys", "clock", "caller", "prompt_edited"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "before", "reason", "expected"),
+    [
+        ("It is 9:30. Be kind.", "It is 9:15. Be brief.", "prompt_edited", "It is 9:30. Be brief."),
+        ("b\n\na\n\nlast", "a\n\nb\n\nx", "examples_shuffled", "a\n\nb\n\nlast"),
+        ("a  b", "a b", "whitespace", "a b"),
+        ("a  c", "a b", "whitespace", "a  c"),
+        ("Hi", "<think>x</think>Hi", "thinking_removed", "<think>x</think>Hi"),
+        ("[cleared]", "All of it.", "history_edited", "All of it."),
+        ('{"b": 1, "a": 2} 9', '{"a": 2, "b": 1} 8', "json_keys", '{"a": 2, "b": 1} 9'),
+        ("⟦image u?s=2⟧ at 9", "⟦image u?s=1⟧ at 8", "image_address", "⟦image u?s=1⟧ at 9"),
+    ],
+)
+def test_a_mend_takes_back_what_changed_for_its_reason_alone(
+    ours: str, before: str, reason: str, expected: str
+) -> None:
+    assert as_before(ours, before, Reason(reason)) == expected
 
 
 def words(draw_from: str) -> st.SearchStrategy[str]:

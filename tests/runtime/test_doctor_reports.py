@@ -26,7 +26,7 @@ def examine(lines: list[Any]) -> Diagnosis:
 
 @pytest.fixture(scope="module")
 def diagnosis() -> Diagnosis:
-    return examine(broken_log("clock", 1))
+    return examine(broken_log("clock", seed=1))
 
 
 class Page(HTMLParser):
@@ -83,7 +83,7 @@ def test_a_page_needs_nothing_else_and_marks_what_differs(diagnosis: Diagnosis) 
 
 
 def test_nothing_of_a_log_acts_in_a_report() -> None:
-    lines = broken_log("user's name", 1)
+    lines = broken_log("user's name", seed=1)
     for line in lines:
         system = line["body"]["messages"][0]
         system["content"] = system["content"].replace("talking to", f"talking to {EVIL}")

@@ -237,11 +237,18 @@ BREAKERS: dict[str, tuple[Breaker, str]] = {
 """Each planted breaker, and the reason by which it must be found."""
 
 
-def broken_log(name: str, seed: int) -> list[Body]:
-    """Return a log with one planted breaker."""
-    rng = random.Random(f"{name} {seed}")  # reproducible, not secret
-    program = Program(rng, turns=6 if name in LONG else 4, shots=name == "turns shuffled")
-    return program.lines(BREAKERS[name][0])
+def broken_log(*names: str, seed: int) -> list[Body]:
+    """Return a log with one planted breaker, or several that hide each other."""
+    rng = random.Random(f"{names} {seed}")
+    turns = 6 if set(names) & set(LONG) else 4
+    program = Program(rng, turns=turns, shots="turns shuffled" in names)
+
+    def broken(rng: random.Random, sent: Sent) -> Body:
+        for name in names:
+            sent = sent._replace(body=BREAKERS[name][0](rng, sent))
+        return sent.body
+
+    return program.lines(broken)
 
 
 LONG = ("history trimmed", "replies cleared", "reminder moves", "thinking removed")
