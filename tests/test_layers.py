@@ -46,6 +46,8 @@ TORCH_FREE = (
     "trace_log",
     "cli/quick",
     "cli/simulate",
+    "misses",
+    "doctor",
 )
 DEVICE_SIDE = ("executor", "kv", "models", "weights", "decoding")
 DECIDING_SIDE = ("runtime.scheduler", "runtime.engine", "runtime.server")
