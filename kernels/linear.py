@@ -4,10 +4,11 @@ Owns: the shapes that keep the product row-invariant, and weights laid out for i
 layers or models.
 Idea: libraries choose their inner loops by the number of rows, and the last bits of a result
 follow.  On a GPU the product is a kernel of ours with one tile for all.  On a CPU the library is
-kept to one loop: for a packed weight, and for 16-bit numbers, only a lone row takes a loop of its
-own, so it gets a companion; for a plain weight in float32 the rows come in eights.  docs/decisions/
-has the measurements.  Where another machine's library behaves otherwise, kernels/row_check.py says
-so and finds a layout further down the list that holds there.
+kept to one loop.  With a packed weight, or 16-bit numbers, only a lone row takes a loop of its own,
+so it gets a companion; not even that where a packed weight's rows are short enough to be summed in
+one go.  With a plain weight in float32 the rows come in eights.  docs/decisions/ has the
+measurements.  Where another machine's library behaves otherwise, kernels/row_check.py says so and
+finds a slower layout that holds there.
 """
 
 from __future__ import annotations
@@ -45,13 +46,21 @@ class RowLayout(NamedTuple):
         return max(self.least, -(-num_rows // self.step) * self.step) if num_rows else 0
 
 
-_SLOWER: Final = (
+SLOWER_LAYOUTS: Final = (
+    RowLayout(least=2),
+    RowLayout(8),
+    RowLayout(16),
     RowLayout(64),
     RowLayout(64, most=64),  # one shape for all products
     RowLayout(most=1),  # not even a neighbour; reads the weight once a row
 )
-_IN_PAIRS: Final = (RowLayout(least=2), RowLayout(8), *_SLOWER)
-_IN_EIGHTS: Final = (RowLayout(8), RowLayout(16), *_SLOWER)
+"""What to try where the default does not keep a row's bits its own, cheapest first.
+
+The last one asks of the library only that it is deterministic.
+"""
+
+ONE_GO: Final = 1024
+"""Numbers of a row that the library sums in one go; beyond, a lone row is cut otherwise."""
 
 PACKED_DTYPES: Final = (torch.float32, torch.bfloat16)
 
@@ -104,13 +113,11 @@ def _packs(dtype: torch.dtype) -> bool:
     return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
-def row_layouts(weight: torch.Tensor | PackedWeight) -> tuple[RowLayout, ...]:
-    """Return the layouts that may keep a row's bits its own, cheapest first.
-
-    The first is the default.  The last one asks of the library only that it is deterministic.
-    """
-    in_eights = weight.dtype == torch.float32 and not isinstance(weight, PackedWeight)
-    return _IN_EIGHTS if in_eights else _IN_PAIRS
+def default_layout(weight: torch.Tensor | PackedWeight) -> RowLayout:
+    """Return the cheapest layout that was seen to keep a row's bits its own with such a weight."""
+    if isinstance(weight, PackedWeight):
+        return RowLayout(least=1 if weight.shape[1] <= ONE_GO else 2)
+    return RowLayout(8) if weight.dtype == torch.float32 else RowLayout(least=2)
 
 
 def linear(
@@ -132,8 +139,8 @@ def linear(
     returns  [T, N] in x.dtype; sums in float32
 
     Raises ValueError or TypeError for arguments that do not fit together.  Cost: 2·T·N·K
-    operations; on a CPU T is at least 2, and rounded up to a multiple of 8 for a plain weight in
-    float32, or as the layout says; on Triton to a multiple of 64, or 32 in float32.  The torch
+    operations; on a CPU T is rounded up as the layout says: to a multiple of 8 for a plain weight
+    in float32, else to 2 at most; on Triton to a multiple of 64, or 32 in float32.  The torch
     backend on a GPU is the library's product, which is not row-invariant.
     """
     check_shape("x", x, ("T", "K"))
@@ -148,7 +155,7 @@ def linear(
             check_dtype(name, tensor, (x.dtype,))
             check_device(name, tensor, x.device)
     if choose_backend(x.device, backend) == "torch":
-        result = _linear_torch(x, weight, bias, layout or row_layouts(weight)[0])
+        result = _linear_torch(x, weight, bias, layout or default_layout(weight))
         return result if out is None else out.copy_(result)
     if isinstance(weight, PackedWeight):
         raise TypeError(

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from kernels.linear import RowLayout, row_layouts
+from kernels.linear import RowLayout
 from kernels.row_check import (
     FEW_COUNTS,
     AttentionShape,
@@ -69,27 +69,24 @@ def check_model(model: LlamaModel) -> tuple[Exactness, RowLayout | None]:
     config, head = model.config, model.head_weight
     products = [Product(weight, bias) for weight, bias in model.layer_weights]
     products.append(Product(head, row_counts=FEW_COUNTS))
-    layout, refused = find_layout(products)
+    found = find_layout(products)
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim)
     widths = config.hidden_size, config.intermediate_size, config.head_dim
     others = check_rows(*widths, head) + check_attention(shape, head)
-    holds = layout is not None and not others
-    is_default = layout in (None, row_layouts(head)[0])
+    holds = found.holds and not others
     exactness = Exactness(
         holds=holds,
-        faults=tuple(map(str, refused + others)),
-        layout="" if is_default or not holds else described(layout),
+        faults=tuple(map(str, found.faults + others)),
+        layout=described(found.layout) if found.layout and holds else "",
         seconds=time.perf_counter() - begun,
     )
-    return exactness, None if is_default else layout
+    return exactness, found.layout
 
 
-def described(layout: RowLayout | None) -> str:
+def described(layout: RowLayout) -> str:
     """Say how rows are laid out, in words."""
-    if layout is None:
-        return "no layout"
     if layout.most == 1:
         return "one row at a time"
     if layout.most is not None:
         return f"{layout.most} rows at a time"
-    return f"rows in multiples of {layout.step}"
+    return f"at least {layout.least} rows" if layout.step == 1 else f"rows in {layout.step}s"
