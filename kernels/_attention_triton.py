@@ -19,8 +19,8 @@ from kernels._attention_kernel import LOOSE, MERGE_LOOSE, attention_kernel, merg
 from kernels._attention_work import SPLIT, Tiling, WorkPlan
 from kernels._draft_path import on_path
 from kernels._extend_cut import Heads
-from kernels.backend import FLOAT_DTYPES, QUANTISED_DTYPES, device_guard
-from kernels.variant import FLOAT8_TARGETS, Variant
+from kernels.backend import FLOAT8_TARGETS, FLOAT_DTYPES, QUANTISED_DTYPES, device_guard, target_of
+from kernels.variant import Variant
 
 Scales: TypeAlias = Literal["none", "head", "slot"]
 
@@ -54,6 +54,7 @@ class Sizes(NamedTuple):
     widening: int = 1  # wide rows and warps over narrow ones
     wide_stages: int | None = None  # of a wide tile, where those are others
     max_registers: int | None = None  # a thread; without a word ptxas spills to fit more programs
+    wide_is_bounded: bool = True  # likewise; where False, ptxas does better without a word
 
     @property
     def wide(self) -> Sizes:
@@ -62,6 +63,7 @@ class Sizes(NamedTuple):
             rows=self.rows * self.widening,
             num_warps=self.num_warps * self.widening,
             num_stages=self.wide_stages or self.num_stages,
+            max_registers=self.max_registers if self.wide_is_bounded else None,
         )
 
 
@@ -77,7 +79,15 @@ HALF: Final = {
     },
     "sm_100": {
         64: Sizes(rows=64, keys=64, split=SPLIT, num_warps=4, num_stages=3),
-        128: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=3),
+        128: Sizes(
+            rows=64,
+            keys=32,
+            split=SPLIT,
+            num_warps=4,
+            num_stages=3,
+            max_registers=255,
+            wide_is_bounded=False,
+        ),
         256: Sizes(rows=64, keys=32, split=SPLIT, num_warps=8, num_stages=2, wide_stages=1),
     },
     "gfx942": {256: Sizes(rows=64, keys=32, split=SPLIT, num_warps=4, num_stages=2)},
@@ -90,16 +100,6 @@ SINGLE: Final = {
     256: Sizes(rows=16, keys=16, split=SPLIT, num_warps=8, num_stages=1, max_registers=128),
 }
 """The same in float32 on every target; it is for proofs more than for speed."""
-
-
-def target_of(device: torch.device) -> str:
-    """Return which column of the table a device reads."""
-    if device.type != "cuda":
-        return "sm_90"  # the interpreter plays the GPU that matters most
-    if torch.version.hip:
-        return "gfx942"
-    major, _ = torch.cuda.get_device_capability(device)
-    return "sm_80" if major < 9 else "sm_90" if major == 9 else "sm_100"
 
 
 def choose_sizes(target: str, dtype: torch.dtype, head_dim: int, group: int) -> Sizes:

@@ -16,12 +16,12 @@ import torch
 import triton
 
 from kernels._attention_call import Call, Options
-from kernels._attention_triton import TYPES, merge_splits, merges, target_of
+from kernels._attention_triton import TYPES, merge_splits, merges
 from kernels._attention_work import Tiling, WorkPlan
 from kernels._mla_kernel import LOOSE, mla_kernel
 from kernels._mla_work import ChunkedPlan
-from kernels.backend import FLOAT_DTYPES, device_guard
-from kernels.variant import FLOAT8_TARGETS, Variant
+from kernels.backend import FLOAT8_TARGETS, FLOAT_DTYPES, device_guard, target_of
+from kernels.variant import Variant
 
 TARGETS: Final = ("sm_80", "sm_90", "sm_100", "gfx942")
 SPLIT: Final = 1024  # keys; a partial result is as wide as a latent, so it is worth more of them

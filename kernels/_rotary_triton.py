@@ -23,8 +23,8 @@ from kernels._store_triton import (
     scale_strides,
     store_part,
 )
-from kernels.backend import device_guard
-from kernels.variant import FLOAT8_TARGETS, Variant
+from kernels.backend import FLOAT8_TARGETS, device_guard
+from kernels.variant import Variant
 
 MAX_NUMEL: Final = 1024  # elements a program turns
 NUM_WARPS: Final = 1  # 8 pairs a thread, 16 bytes of each half, where a warp has 64 threads

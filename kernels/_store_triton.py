@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.backend import device_guard
+from kernels.backend import FLOAT8_TARGETS, device_guard
 from kernels.quantise import LEAST_SCALE, largest
-from kernels.variant import FLOAT8_TARGETS, Variant
+from kernels.variant import Variant
 
 MAX_NUMEL: Final = 1024  # elements a program moves, of K and of V
 NUM_WARPS: Final = 2  # 8 elements a thread, 16 bytes, where a warp has 64 threads

@@ -22,6 +22,9 @@ DEBUG_VARIABLE: Final = "RADIXCACHE_KERNELS_DEBUG"
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 QUANTISED_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
+FLOAT8_TARGETS: Final = frozenset({"sm_90", "sm_100"})
+"""Where float8 as torch stores it exists in hardware: sm_80 has none, gfx942 other encodings."""
+
 
 class Placed(Protocol):
     """What has a shape, a dtype and a device, as tensors do."""
@@ -65,6 +68,16 @@ def choose_backend(tensor_device: torch.device, requested: str | None = None) ->
 
 def _is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
+def target_of(device: torch.device) -> str:
+    """Return which column of the table a device reads."""
+    if device.type != "cuda":
+        return "sm_90"  # the interpreter plays the GPU that matters most
+    if torch.version.hip:
+        return "gfx942"
+    major, _ = torch.cuda.get_device_capability(device)
+    return "sm_80" if major < 9 else "sm_90" if major == 9 else "sm_100"
 
 
 def device_guard(device: torch.device) -> AbstractContextManager[object]:
@@ -176,6 +189,19 @@ def check_ids(name: str, ids: torch.Tensor, low: int, high: int) -> None:
         at = wrong[0].tolist()
         place = ", ".join(str(i) for i in at)
         raise IndexError(f"{name}[{place}] is {int(ids[tuple(at)])}, expected {low} to {high - 1}")
+
+
+def check_float8(name: str, pool: Placed) -> None:
+    """Raise ValueError for a float8 pool on a GPU that has no such numbers."""
+    if not pool.dtype.is_floating_point or pool.dtype.itemsize > 1:
+        return
+    if pool.device.type != "cuda":
+        return
+    if torch.version.hip or torch.cuda.get_device_capability(pool.device) < (8, 9):
+        raise ValueError(
+            f"{name} is {pool.dtype}, but {torch.cuda.get_device_name(pool.device)} has no such "
+            "numbers: use int8, or the torch backend"
+        )
 
 
 def check_power_of_two_blocks(name: str, block_size: int) -> None:

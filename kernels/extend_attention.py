@@ -18,7 +18,7 @@ from kernels._attention_torch import run_options
 from kernels._attention_work import WorkPlan, extend_work
 from kernels._extend_plan import ExtendPlan, TorchPlan, plan_torch
 from kernels._extend_torch import run_torch
-from kernels.backend import check_ids, check_power_of_two_blocks, choose_backend
+from kernels.backend import check_float8, check_ids, check_power_of_two_blocks, choose_backend
 from kernels.scratch import Scratch
 
 
@@ -140,6 +140,7 @@ def attend_torch(call: Call, plan: ExtendPlan | None) -> torch.Tensor:
 def check_for_triton(call: Call) -> None:
     """Raise for what the Triton kernels cannot address; look at ids where debugging."""
     check_power_of_two_blocks("k_pool", call.k_pool.shape[1])
+    check_float8("k_pool", call.k_pool)
     check_ids("block_table", call.block_table, -1, call.k_pool.shape[0])
     room = call.block_table.shape[1] * call.k_pool.shape[1]
     check_ids("seq_lens", call.seq_lens, 0, room + 1)

@@ -13,6 +13,7 @@ import torch
 from kernels.backend import (
     check_device,
     check_dtype,
+    check_float8,
     check_for_pool,
     check_pools,
     check_scales,
@@ -74,6 +75,7 @@ def rotary_store_kv(
     check_device("out", out, qkv.device)
     check_unit_stride("out", out)
     if num_tokens:
+        check_float8("k_pool", k_pool)
         from kernels._rotary_triton import rotary_store_triton  # optional: as Triton is
 
         scale_pair = None if k_scale is None or v_scale is None else (k_scale, v_scale)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from kernels.backend import (
+    check_float8,
     check_for_pool,
     check_pools,
     check_scales,
@@ -60,6 +61,7 @@ def store_kv(
     if chosen == "torch":
         _store_torch(k, v, k_pool, v_pool, slot_mapping, k_scale, v_scale)
     else:
+        check_float8("k_pool", k_pool)
         from kernels._store_triton import store_triton  # optional: not on every platform
 
         store_triton(k, v, k_pool, v_pool, slot_mapping, k_scale, v_scale)

@@ -8,10 +8,7 @@ table that a launch chooses from, so that what is proven before a release is wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
-
-FLOAT8_TARGETS: Final = frozenset({"sm_90", "sm_100"})
-"""Where float8 as torch stores it exists in hardware: sm_80 has none, gfx942 other encodings."""
+from typing import Any, NamedTuple
 
 
 class Variant(NamedTuple):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from kernels import copy_blocks, extend_attention, store_kv
+from kernels.backend import check_float8
 
 Arguments = dict[str, torch.Tensor]
 
@@ -123,3 +126,24 @@ def test_a_refused_call_leaves_the_output_alone() -> None:
     with pytest.raises(ValueError, match="sequence 0 has seq_lens 2 and 3 queries"):
         attend(wrong)
     assert (wrong["out"] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "has_them"),
+    [((8, 0), None, False), ((8, 9), None, True), ((9, 0), None, True), ((9, 4), "6.4", False)],
+)
+def test_float8_pools_are_refused_by_gpus_without_such_numbers(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, has_them: bool
+) -> None:
+    class OnGpu(NamedTuple):
+        dtype: torch.dtype
+        device: torch.device = torch.device("cuda")
+
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "this GPU")
+    for dtype in (torch.int8, torch.bfloat16):
+        check_float8("k_pool", OnGpu(dtype))
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        with nullcontext() if has_them else pytest.raises(ValueError, match="this GPU has no such"):
+            check_float8("k_pool", OnGpu(dtype))
