@@ -30,6 +30,12 @@ from radixcache.sim.trace import BlockNames, Trace, TraceRequest
 HASHED_TOKENS = 512
 """Tokens that a hash stands for in a line that does not tell."""
 
+MAX_HASHED_TOKENS = 1 << 16
+"""Tokens of a hash at most: a number beyond is damage, and would be cut into as many blocks."""
+
+MAX_LENGTH = 1 << 31
+"""Tokens of a prompt or an answer at most; the same."""
+
 Encode = Callable[[str], Sequence[int]]
 """Makes token ids of a text."""
 
@@ -160,8 +166,12 @@ class _Hashes:
     def _check(self, record: HashLine) -> None:
         if min(record.input_length, record.output_length) < 0:
             raise InvalidTrace("lengths must not be negative")
-        if record.block_size < 1:
-            raise InvalidTrace(f"block_size is {record.block_size}: at least 1")
+        if max(record.input_length, record.output_length) > MAX_LENGTH:
+            raise InvalidTrace(f"lengths must not exceed {MAX_LENGTH:,} tokens")
+        if not 1 <= record.block_size <= MAX_HASHED_TOKENS:
+            raise InvalidTrace(
+                f"block_size is {record.block_size}: expected 1 to {MAX_HASHED_TOKENS}"
+            )
         small, large = sorted((record.block_size, self._block_size))
         if large % small:
             raise InvalidTrace(

@@ -30,6 +30,9 @@ Message = Mapping[str, Any]
 IMAGE_OPEN, IMAGE_CLOSE = "⟦image ", "⟧"
 """What stands around an image's address in a message's text."""
 
+MAX_NUMBER = 1e12
+"""Seconds or tokens beyond which a log does not tell them."""
+
 _ROLES = {"developer": "system", "function": "tool", "human": "user", "model": "assistant"}
 
 
@@ -249,8 +252,9 @@ def _list(value: Any) -> list[Any]:
 
 
 def _number(value: Any) -> float:
+    """Return a number that a log may mean; 0 for NaN, infinity and what no clock or model tells."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return max(0.0, float(value)) if is_number else 0.0
+    return float(value) if is_number and 0 < value < MAX_NUMBER else 0.0
 
 
 def _json(value: Any) -> str:

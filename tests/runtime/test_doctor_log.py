@@ -120,6 +120,16 @@ def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: str, says:
         read_log(path)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e308", "9" * 400, "true", '"7"'])
+def test_a_time_or_count_that_is_none_is_not_told_and_breaks_nothing(
+    tmp_path: Path, number: str
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"prompt": "Hi", "ttft_s": {number}, "computed": {number}}}\n')
+    (request,) = read_log(path)
+    assert (request.ttft_s, request.computed) == (0, 0)
+
+
 def test_an_empty_or_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("\n\n")

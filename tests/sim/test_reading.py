@@ -122,6 +122,8 @@ WRONG: list[tuple[list[Any], str]] = [
     ([hashes(1), hashes(1, length=-1)], "line 2: lengths"),
     ([hashes(1, 2, length=2000)], "line 1: 2000 tokens are 4 blocks"),
     ([hashes(1, block_size=0)], "line 1: block_size"),
+    ([hashes(1, length=1, block_size=1 << 62)], "line 1: block_size"),
+    ([hashes(1, output_length=10**18)], "line 1: lengths must not exceed"),
     ([hashes(1), hashes(1, length=16, block_size=16)], "line 2: block_size 16 after"),
     ([{"model": "m"}], "line 1: .*`messages` or `prompt`"),
     ([chat("a", timestamp="soon")], "line 1: .*soon"),
