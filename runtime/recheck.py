@@ -262,15 +262,18 @@ class Recheck:
     def _quarantine(self, check: _Check, layer: int, position: int, block_id: int) -> None:
         """Let nobody find what is cached in the namespace of a wrong block.
 
-        Where the block is a copy of the public prefix, that is not shared any more either.
+        Where the block is of the public prefix, that is not shared any more either, nor is what
+        others have copies of.
         """
         guilty = [check.namespace]
         public = self._engine.scheduler.admission.public
         if public is not None and not self._cache.epochs.is_stale(PUBLIC):
             most = min(len(public.tokens), len(check.tokens)) // TOKEN_BYTES
             shared = common_prefix_len(check.tokens, 0, public.tokens, most)
-            if shared > position and PUBLIC not in guilty:
-                guilty.append(PUBLIC)
+            if shared > position:
+                guilty += self._having(public.tokens, position, but=check.namespace)
+        if PUBLIC in guilty:
+            self._engine.release_public()
         for namespace in guilty:
             following = self._cache.raise_epoch(namespace)
             freed = self._cache.drop(namespace)
@@ -286,6 +289,14 @@ class Recheck:
                 following.epoch,
                 freed,
             )
+
+    def _having(self, tokens: bytes, position: int, *, but: Namespace) -> list[Namespace]:
+        """Return the namespaces where tokens are cached to behind a position; one look-up each."""
+        return [
+            namespace
+            for namespace in self._cache.tree.roots
+            if namespace != but and self._cache.match_len(PrefixKey(namespace, tokens)) > position
+        ]
 
     def _end(self, count: str) -> None:
         """Take the oldest off the list, and count what became of it."""

@@ -33,6 +33,12 @@ class RecheckBench(EngineBench):
             assert not self.executor.wrong
         return calls
 
+    def rest_behind_public(self) -> None:
+        """Let it rest; a public prefix may be held, and let go."""
+        while self.recheck.has_work:
+            self.recheck.advance()
+            self.engine.check()
+
     def cached_block(self, tokens: list[int], place: int, **names: Any) -> int:
         """The id of a cached block of these tokens."""
         return self.cache.match(PrefixKey.of(tokens, Namespace(**names))).block_ids[place]
@@ -254,19 +260,40 @@ def test_a_request_that_waits_while_the_epoch_is_raised_goes_on_in_the_next():
 def test_a_wrong_copy_of_the_public_prefix_takes_the_public_prefix_out_of_use():
     bench = RecheckBench()
     bench.share_publicly(PROMPT)
-    while bench.recheck.has_work:  # the prefix itself
-        bench.recheck.advance()
+    bench.rest_behind_public()
     bench.submit("a", [*PROMPT, 77, 78, 79], max_tokens=3, namespace=Namespace(salt="s"))
     bench.run()
     assert bench.news["a"][-1].usage.cached_tokens == 8
     bench.executor.spoil(bench.cached_block(PROMPT, 1, salt="s"))
-    while bench.recheck.has_work:
-        bench.recheck.advance()
+    bench.rest_behind_public()
     assert bench.cache.epochs.is_stale(PUBLIC)
     assert bench.cache.epochs.is_stale(Namespace(salt="s"))
+    bench.num_public = 0
     bench.submit("b", [*PROMPT, 77, 78, 79], max_tokens=3, namespace=Namespace(salt="t"))
     bench.run()
     assert bench.news["b"][-1].usage.cached_tokens == 0
+
+
+def test_after_a_wrong_public_prefix_its_copies_are_found_no_more_and_nothing_stays_held():
+    bench = RecheckBench()
+    bench.share_publicly(PROMPT)
+    bench.rest_behind_public()
+    for salt in "stu":
+        own = [] if salt == "u" else PROMPT
+        bench.submit(salt, [*own, 77, 78, 79, 80], max_tokens=3, namespace=Namespace(salt=salt))
+    bench.run()
+    bench.rest_behind_public()
+    assert bench.counts()["same"] == 4
+    bench.submit("again", [*PROMPT, 77], max_tokens=3, namespace=Namespace(salt="s"))
+    bench.run()
+    for salt in "st":  # as if both were copied from a spoiled block
+        bench.executor.spoil(bench.cached_block(PROMPT, 1, salt=salt))
+    bench.rest_behind_public()
+    stale = {salt for salt in "stu" if bench.cache.epochs.is_stale(Namespace(salt=salt))}
+    assert stale == {"s", "t"}  # "u" has no copy
+    assert bench.cache.epochs.is_stale(PUBLIC)
+    bench.num_public = 0
+    bench.check_idle()
 
 
 def test_checking_counts_no_queries_and_leaves_no_namespace_behind():
