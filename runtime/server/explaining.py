@@ -155,18 +155,19 @@ async def explain_prompts(
     Raises what a request with such a prompt would be refused by; EngineFailure where the engine is
     gone.
     """
-    keys = [PrefixKey(caller.namespace, _checked(served, ids)) for ids in prompts]
+    packed = [_checked(served, ids) for ids in prompts]
 
     def find(engine: Engine) -> list[Finding]:
+        namespace = engine.cache.epochs.current(caller.namespace)  # callers know of no epochs
         return [
             find_miss(
                 engine.cache,
-                key,
+                PrefixKey(namespace, tokens),
                 now=served.clock(),
                 public=engine.scheduler.admission.public,
                 may_see=caller.may_be_told_of,
             )
-            for key in keys
+            for tokens in packed
         ]
 
     found = await served.engine.call(find)

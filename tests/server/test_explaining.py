@@ -66,6 +66,19 @@ def test_what_nobody_sent_was_never_seen_and_then_is_a_hit(http: httpx.Client) -
     assert (why["cause"], why["cached_tokens"], why["first_missing"]) == ("hit", 32, None)
 
 
+def test_after_a_quarantine_what_is_cached_anew_is_a_hit_and_no_old_epoch(
+    http: httpx.Client, runtime: Runtime
+) -> None:
+    body = {"prompt": list(range(500, 533))}
+    serve(http, body)
+    wait_until_idle(runtime)
+    runtime.engine.cache.raise_epoch(Namespace())
+    assert explain(http, body)["cause"] == "epoch"
+    serve(http, body)
+    why = explain(http, body)
+    assert (why["cause"], why["cached_tokens"]) == ("hit", 32)
+
+
 def test_a_rest_below_a_block_is_short(http: httpx.Client) -> None:
     serve(http, {"prompt": list(range(500, 532))})
     why = explain(http, {"prompt": list(range(500, 540))})
