@@ -90,6 +90,12 @@ def import_blocks(
     Raises BlockRefused that names the block and what is wrong with it; nothing is written then.
     """
     layout = layout_of(store)
+    asked, came = len(wanted), (len(staged.seals), len(staged.checksums), len(staged.kv))
+    if set(came) != {asked} or len(block_ids) != asked:  # one without a seal would go unchecked
+        raise BlockRefused(
+            f"{asked} blocks are wanted for {len(block_ids)} places, but {came[0]} seals, "
+            f"{came[1]} checksums and {came[2]} blocks came: compute them again"
+        )
     if staged.layout != layout:
         names = [n for n in layout.__struct_fields__ if _field(staged, n) != getattr(layout, n)]
         raise BlockRefused(

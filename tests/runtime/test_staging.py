@@ -140,6 +140,22 @@ def test_a_layout_says_how_bytes_are_read():
     )
 
 
+def test_a_block_without_a_seal_of_its_own_is_refused_and_not_written_unchecked():
+    store = store_of()
+    staged, wanted = staged_path(store)
+    fewer = replace(staged, seals=staged.seals[:-1], checksums=staged.checksums[:-1])
+    before = store.pool.clone()
+    for came, want, places in (
+        (fewer, wanted[:-1], range(len(wanted))),
+        (fewer, wanted, range(len(wanted))),
+        (staged, wanted, range(len(wanted) - 1)),
+        (replace(staged, kv=staged.kv[:-1]), wanted, range(len(wanted))),
+    ):
+        with pytest.raises(BlockRefused, match="blocks are wanted for"):
+            import_blocks(store, came, places, want)
+    assert not differs(store.pool, before)
+
+
 def test_no_blocks_are_exported_and_imported_as_well():
     staged = export_blocks(store_of(), [], [])
     import_blocks(store_of(), staged, [], [])
