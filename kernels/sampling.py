@@ -94,6 +94,6 @@ def _sample_torch(
     beyond = (mass_before >= top_p[:, None]) & (top_p < 1)[:, None]
     drop = beyond | (probs < min_p[:, None] * probs[:, :1])
     drop[:, 0] = False
-    kept = ordered.masked_fill(drop, float("-inf"))
-    choice = (kept + gumbel.gather(-1, ids)).argmax(-1, keepdim=True)
-    return ids.gather(-1, choice)[:, 0]
+    # Back in the order of ids: of equal sums the first id is taken, as where nothing is filtered.
+    kept = torch.empty_like(scaled).scatter_(-1, ids, ordered.masked_fill(drop, float("-inf")))
+    return (kept + gumbel).argmax(-1)

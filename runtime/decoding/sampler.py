@@ -8,6 +8,7 @@ runs beside it, and again after preemption.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -36,13 +37,14 @@ def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         drawn = [draws[row] for row in rows]
         noise = torch.stack([_noise(draw, logits.shape[-1]) for draw in drawn])
         device = logits.device
+        floats = partial(torch.tensor, dtype=torch.float32, device=device)  # 1 may stand for 1.0
         chosen = sample(
             logits[torch.tensor(rows, device=device)],
             noise.to(device),
-            temperature=torch.tensor([d.temperature for d in drawn], device=device),
+            temperature=floats([d.temperature for d in drawn]),
             top_k=torch.tensor([d.top_k for d in drawn], device=device),
-            top_p=torch.tensor([d.top_p for d in drawn], device=device),
-            min_p=torch.tensor([d.min_p for d in drawn], device=device),
+            top_p=floats([d.top_p for d in drawn]),
+            min_p=floats([d.min_p for d in drawn]),
         )
         for row, token in zip(rows, chosen.tolist(), strict=True):
             tokens[row] = token

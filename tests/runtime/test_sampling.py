@@ -182,3 +182,27 @@ def test_huge_and_infinite_logits_are_no_trouble():
 def test_an_excluded_token_is_never_drawn():
     logits = torch.tensor([[0.0, -math.inf, 0.0, -math.inf]]).expand(500, -1)
     assert set(choose_tokens(logits, [draw(i) for i in range(500)])) == {0, 2}
+
+
+def test_of_two_sums_that_are_equal_the_first_id_is_drawn_whatever_a_neighbour_filters() -> None:
+    noise = torch.tensor([[float.fromhex("0x1.62687p-1"), float.fromhex("0x1.d10108p-1")]])
+    logits = torch.tensor([[2.0, float.fromhex("0x1.51a9fcp-1")]])
+    for order in ([0, 1], [1, 0]):
+        row, drawn = logits[:, order], noise[:, order]
+        for top_k in ([0], [0, 2]):
+            size = len(top_k)
+            ids = sample(
+                row.repeat(size, 1),
+                drawn.repeat(size, 1),
+                temperature=torch.ones(size),
+                top_k=torch.tensor(top_k),
+                top_p=torch.ones(size),
+                min_p=torch.zeros(size),
+            )
+            assert ids.tolist() == [0] * size
+
+
+def test_whole_numbers_stand_for_fractions() -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
+    whole = choose_tokens(logits, [draw(temperature=1, top_p=1, min_p=0)])
+    assert whole == choose_tokens(logits, [draw(temperature=1.0, top_p=1.0, min_p=0.0)])
