@@ -5,7 +5,9 @@ Owns: log-probabilities of given tokens and of the likeliest.  Does not know: wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 
@@ -29,12 +31,16 @@ def token_logprobs(
     most = min(max(tops, default=0), logits.shape[-1])
     if not most:
         return [TokenLogprobs(value) for value in own]
-    best = logprobs.topk(most, dim=-1)
+    # Which of equally likely ones a search for the k likeliest returns depends on k, here the most
+    # that any row asks for; so all that are as likely as a row's last are looked at.
+    counts = torch.tensor(tops, device=logits.device)
+    least = logprobs.topk(most, dim=-1).values.gather(1, counts.clamp(1, most)[:, None] - 1)
+    likely = logprobs >= least.masked_fill_(counts[:, None] == 0, math.inf)
+    rows, ids = likely.nonzero(as_tuple=True)
+    pairs = zip(logprobs[rows, ids].tolist(), ids.tolist(), strict=True)
     found = []
-    for value, row, ids, top in zip(
-        own, best.values.tolist(), best.indices.tolist(), tops, strict=True
-    ):
-        ranked = sorted(zip(row, ids, strict=True), key=lambda pair: (-pair[0], pair[1]))[:top]
+    for value, count, top in zip(own, likely.sum(-1).tolist(), tops, strict=True):
+        ranked = sorted(islice(pairs, count), key=lambda pair: (-pair[0], pair[1]))[:top]
         found.append(
             TokenLogprobs(value, tuple(i for _, i in ranked), tuple(lp for lp, _ in ranked))
         )

@@ -165,3 +165,16 @@ def test_a_penalty_keeps_the_model_from_repeating_itself(llm: LLM) -> None:
         return max(map(tokens.count, tokens))
 
     assert most_frequent(costly) < most_frequent(plain)
+
+
+def test_which_of_equally_likely_tokens_are_told_depends_on_no_neighbour() -> None:
+    logits = (torch.randn(40, 1000, generator=torch.Generator().manual_seed(1)) * 3).bfloat16()
+    rows, ids = logits.float(), torch.zeros(40, dtype=torch.int64)
+    tops = [3, 20, 0, 1, 7] * 8
+    together = token_logprobs(rows, ids, tops)
+    for row, top in enumerate(tops):
+        alone = token_logprobs(rows[row : row + 1], ids[:1], [top])[0]
+        assert alone == together[row]
+        assert len(alone.top_ids) == top
+        order = rows[row].sort(descending=True, stable=True).indices.tolist()
+        assert list(alone.top_ids) == order[:top]
