@@ -205,15 +205,15 @@ def test_an_explanation_is_what_is_in_the_cache_and_changes_nothing():
 
 
 BUGS = {
-    "the last token counts": ("_reach", "end = key.num_tokens - 1", "end = key.num_tokens"),
+    "the last token counts": ("_place", "end = key.num_tokens - 1", "end = key.num_tokens"),
     "whole blocks alone count": (
-        "_reach",
-        "return _Reach(found.num_tokens + same,",
-        "return _Reach(found.num_tokens,",
+        "_place",
+        "num_tokens = found.num_tokens + same",
+        "num_tokens = found.num_tokens",
     ),
-    "the place within an edge is forgotten": ("_reach", "block * tree.block_size + same", "same"),
-    "children are forgotten": ("_reach", "reversed(node.children.values())", "()"),
-    "a root is made": ("_reach", "tree.roots.get(namespace)", "tree.root(namespace)"),
+    "the place within an edge is forgotten": ("_place", "block * tree.block_size + same", "same"),
+    "children are forgotten": ("_reach", "reversed(place.node.children.values())", "()"),
+    "a root is made": ("_place", "tree.roots.get(namespace)", "tree.root(namespace)"),
     "an older epoch is like any other": ("_elsewhere", "is_older = ", "is_older = False and "),
     "another namespace need not have more": (
         "_elsewhere",
