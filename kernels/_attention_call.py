@@ -7,6 +7,7 @@ Idea: extend, decode and shared-prefix attention take the same arguments, so the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,10 +54,11 @@ class Options:
     def check_rows(self, q: torch.Tensor) -> None:
         """Raise ValueError or TypeError for an option, scales aside, that does not fit q."""
         num_tokens, num_heads, _ = q.shape
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window is {self.window}, expected at least 1, or None")
-        if self.soft_cap is not None and not self.soft_cap > 0:
-            raise ValueError(f"soft_cap is {self.soft_cap}, expected more than 0, or None")
+        window, soft_cap = self.window, self.soft_cap
+        if window is not None and (isinstance(window, bool) or window < 1):
+            raise ValueError(f"window is {window}, expected at least 1, or None")
+        if soft_cap is not None and not 0 < soft_cap < math.inf:
+            raise ValueError(f"soft_cap is {soft_cap}, expected more than 0, or None")
         if self.sinks is not None:
             check_index("sinks", self.sinks, num_heads, torch.float32, q.device)
         if self.tree_mask is not None:
@@ -120,6 +122,10 @@ def check_call(
     check_dtype("out", out, (q.dtype,))
     check_device("out", out, q.device)
     check_unit_stride("out", out)
+    if 0 in out.stride() and out.numel() > 1:
+        raise ValueError(f"out has strides {out.stride()}: rows would be written over one another")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale is {scale}, expected a finite number")
     return Call(q, k_pool, v_pool, block_table, seq_lens, q_start, scale, out, options)
 
 
@@ -134,6 +140,8 @@ def check_paged(
     """Raise unless the index tensors fit the pool and each other; return the head sizes."""
     check_shape(pool_name, k_pool, ("N", "B", "Hkv", "D"))
     num_kv_heads, head_dim = k_pool.shape[2:]
+    if not k_pool.numel():
+        raise ValueError(f"{pool_name} has shape {list(k_pool.shape)}, which holds nothing")
     if num_heads % num_kv_heads:
         raise ValueError(
             f"q has {num_heads} heads, not a multiple of the {num_kv_heads} of {pool_name}"

@@ -141,7 +141,8 @@ def linear(
     Raises ValueError or TypeError for arguments that do not fit together.  Cost: 2·T·N·K
     operations; on a CPU T is rounded up as the layout says: to a multiple of 8 for a plain weight
     in float32, else to 2 at most; on Triton to a multiple of 64, or 32 in float32.  The torch
-    backend on a GPU is the library's product, which is not row-invariant.
+    backend on a GPU is the library's product, which is not row-invariant; nor is that on a CPU with
+    a plain float32 weight of eight outputs or fewer and an odd number of inputs.
     """
     check_shape("x", x, ("T", "K"))
     check_shape("weight", weight, ("N", x.shape[1]))

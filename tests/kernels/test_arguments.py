@@ -112,6 +112,20 @@ def test_query_heads_are_a_multiple_of_key_heads() -> None:
         attend(wrong)
 
 
+def test_a_pool_that_holds_nothing_is_named() -> None:
+    for shape in ((0, 4, 2, 8), (5, 4, 0, 8), (5, 0, 2, 8)):
+        wrong = arguments() | {name: torch.zeros(shape) for name in ("k_pool", "v_pool")}
+        with pytest.raises(ValueError, match=r"^k_pool has shape \[.*\], which holds nothing"):
+            attend(wrong)
+
+
+def test_an_output_whose_rows_are_one_is_named() -> None:
+    wrong = arguments()
+    wrong["out"] = torch.zeros(1, 4, 8).expand(3, 4, 8)
+    with pytest.raises(ValueError, match=r"^out has strides \(0, 8, 1\)"):
+        attend(wrong)
+
+
 def test_the_last_start_is_the_number_of_rows() -> None:
     wrong = arguments()
     wrong["q_start"] = torch.tensor([0, 2], dtype=torch.int32)

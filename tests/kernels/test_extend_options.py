@@ -304,7 +304,10 @@ def test_scaled_keys_and_values_mean_stored_times_scale(
 
 WRONG = {
     "window is 0, expected at least 1": {"window": 0},
+    "window is True, expected at least 1": {"window": True},
     "soft_cap is -1.0, expected more than 0": {"soft_cap": -1.0},
+    "soft_cap is inf, expected more than 0": {"soft_cap": float("inf")},
+    "scale is nan, expected a finite number": {"scale": float("nan")},
     r"sinks has shape \[5\], expected \[\d\]": {"sinks": torch.zeros(5)},
     r"tree_mask has shape \[3\], expected \[2\]": {"tree_mask": torch.zeros(3, dtype=torch.int64)},
     r"lse has shape \[2\], expected \[2, \d\]": {"lse": torch.zeros(2)},
@@ -318,4 +321,4 @@ def test_an_option_that_does_not_fit_is_named(message: str, generator: torch.Gen
     suffix = random_suffix(generator, 2, 9, heads=HEADS, dtype=torch.float32)
     step = build_step([suffix], generator)
     with pytest.raises(ValueError, match=message):
-        step.run(extend_attention, scale=1.0, backend="torch", **WRONG[message])
+        step.run(extend_attention, **{"scale": 1.0, "backend": "torch"} | WRONG[message])
