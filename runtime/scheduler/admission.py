@@ -141,7 +141,8 @@ class Admission:
         yield from self.ordering.arranged(rest, self._cached_len)
 
     def _cached_len(self, sequence: Waiting) -> int:
-        return self._cache.match_len(PrefixKey(sequence.request.namespace, sequence.all_tokens()))
+        namespace = self._cache.epochs.current(sequence.request.namespace)
+        return self._cache.match_len(PrefixKey(namespace, sequence.all_tokens()))
 
     def _is_under_way(self, key: PrefixKey, num_cached: int, running: Sequence[Waiting]) -> bool:
         """True where a running sequence is about to publish the first block that the key misses."""
