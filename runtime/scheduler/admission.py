@@ -92,9 +92,7 @@ class Admission:
         for sequence in self._proposed():
             if len(running) + sequence.num_branches > self._config.max_running:
                 return
-            # It may have waited while the epoch was raised.
-            namespace = self._cache.epochs.current(sequence.request.namespace)
-            key = PrefixKey(namespace, sequence.all_tokens())
+            key = self._key_of(sequence)
             num_cached = self._cache.match_len(key)
             if self._is_under_way(key, num_cached, running):
                 continue
@@ -141,8 +139,12 @@ class Admission:
         yield from self.ordering.arranged(rest, self._cached_len)
 
     def _cached_len(self, sequence: Waiting) -> int:
+        return self._cache.match_len(self._key_of(sequence))
+
+    def _key_of(self, sequence: Waiting) -> PrefixKey:
+        """Return what a sequence looks up; its epoch may have been raised while it waited."""
         namespace = self._cache.epochs.current(sequence.request.namespace)
-        return self._cache.match_len(PrefixKey(namespace, sequence.all_tokens()))
+        return PrefixKey(namespace, sequence.all_tokens())
 
     def _is_under_way(self, key: PrefixKey, num_cached: int, running: Sequence[Waiting]) -> bool:
         """True where a running sequence is about to publish the first block that the key misses."""
@@ -173,7 +175,7 @@ class Admission:
         """Before blocks are evicted for one, make what the next ones will want the last to go."""
         for other in reversed(self.waiting[:NUM_TOUCHED]):
             if other is not sequence:
-                self._cache.touch(PrefixKey(other.request.namespace, other.all_tokens()))
+                self._cache.touch(self._key_of(other))
 
     def _let_in(self, sequence: Waiting) -> None:
         self.waiting.remove(sequence)
