@@ -158,7 +158,7 @@ class Admission:
         return any(
             other.lease is not None
             and other.num_computed < end <= other.lease.num_tokens
-            and other.request.namespace == key.namespace
+            and other.lease.namespace == key.namespace
             and other.lease.tokens.startswith(wanted)
             for other in running
         )
