@@ -13,10 +13,8 @@ keeps four bytes a block.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,8 @@ from typing import Any
 import msgspec
 
 from radixcache.errors import InvalidTrace
-from radixcache.sim.texts import pieces, rendered, reply_text
+from radixcache.sim.logged import log_lines, reply_text
+from radixcache.sim.texts import pieces, rendered
 from radixcache.sim.trace import BlockNames, Trace, TraceRequest
 
 HASHED_TOKENS = 512
@@ -101,7 +100,7 @@ def read_trace(
     if block_size < 1:
         raise InvalidTrace(f"a block has at least one token, not {block_size}")
     reading: _Hashes | _Chats | None = None
-    for number, line in _lines(path):
+    for number, line in log_lines(path):
         if most is not None and reading is not None and len(reading.requests) >= most:
             break
         try:
@@ -116,20 +115,6 @@ def read_trace(
     if reading is None:
         raise InvalidTrace(f"{path.name} holds no request: one JSON object a line is expected")
     return reading.trace(path.name.removesuffix(".gz").removesuffix(".jsonl"))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers."""
-    number = 0
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-    with gzip.open(path) if zipped else path.open("rb") as stream:
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield number, line
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InvalidTrace(f"{path.name} is damaged after line {number}: {error}") from None
 
 
 class _Hashes:

@@ -9,11 +9,12 @@ long as a token of English.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from radixcache.sim.logged import as_json, message_text
 
 VOCABULARY = 2**31 - 1
 """Ids are below this."""
@@ -35,47 +36,7 @@ def pieces(text: str) -> list[int]:
 
 def rendered(messages: Iterable[Mapping[str, Any]], tools: Iterable[Any] | None = None) -> str:
     """Return a conversation as one text in the ChatML manner, tools first, up to the reply."""
-    parts = [f"<|tools|>{_json(tool)}\n" for tool in tools or ()]
+    parts = [f"<|tools|>{as_json(tool)}\n" for tool in tools or ()]
     for message in messages:
-        said = text_of(message.get("content"))
-        calls = message.get("tool_calls")
-        said += _json(calls) if calls else ""
-        parts.append(f"<|im_start|>{message.get('role', '')}\n{said}<|im_end|>\n")
+        parts.append(f"<|im_start|>{message.get('role', '')}\n{message_text(message)}<|im_end|>\n")
     return "".join((*parts, "<|im_start|>assistant\n"))
-
-
-def text_of(content: Any) -> str:
-    """Return the text of a message's content; parts that are no text as JSON."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    return "".join(
-        part["text"]
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
-        else _json(part)
-        for part in parts
-    )
-
-
-def reply_text(response: Any) -> str:
-    """Return the text that a logged response holds: OpenAI's, a batch line's, or plain text."""
-    if isinstance(response, str):
-        return response
-    if not isinstance(response, dict):
-        return ""
-    if isinstance(response.get("body"), dict):
-        response = response["body"]
-    choices = response.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return text_of(response.get("content"))
-    message = choices[0].get("message")
-    if not isinstance(message, dict):
-        return str(choices[0].get("text") or "")
-    calls = message.get("tool_calls")
-    return text_of(message.get("content")) + (_json(calls) if calls else "")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -13,22 +13,16 @@ prompt; only what is no request at all is an error.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from radixcache.errors import InvalidTrace
+from radixcache.sim.logged import as_json, as_list, log_lines, message_text, reply_text, text_of
 from runtime.errors import InvalidLog
-
-Message = Mapping[str, Any]
-
-IMAGE_OPEN, IMAGE_CLOSE = "⟦image ", "⟧"
-"""What stands around an image's address in a message's text."""
 
 MAX_NUMBER = 1e12
 """Seconds or tokens beyond which a log does not tell them."""
@@ -91,29 +85,17 @@ def read_log(path: Path) -> list[LoggedRequest]:
     Raises InvalidLog that names file, line and what is wrong; OSError.
     """
     found = []
-    for number, line in _lines(path):
-        try:
-            found.append(request_of(_object(line), line=number))
-        except InvalidLog as error:
-            raise InvalidLog(f"{path.name}, line {number}: {error}") from None
+    try:
+        for number, line in log_lines(path):
+            try:
+                found.append(request_of(_object(line), line=number))
+            except InvalidLog as error:
+                raise InvalidLog(f"{path.name}, line {number}: {error}") from None
+    except InvalidTrace as damaged:
+        raise InvalidLog(str(damaged)) from None
     if not found:
         raise InvalidLog(f"{path.name} holds no request: one JSON object a line is expected")
     return found
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers."""
-    number = 0
-    with path.open("rb") as raw:
-        is_zipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        stream: Iterable[bytes] = gzip.GzipFile(fileobj=raw) if is_zipped else raw
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield number, line
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InvalidLog(f"{path.name} is damaged after line {number}: {error}") from None
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -160,80 +142,13 @@ def _said(body: Mapping[str, Any]) -> tuple[Said, ...]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidLog(f"messages[{place}] is no message: it needs a role")
         role = message["role"].strip().lower() or "user"
-        said.append(Said(_ROLES.get(role, role), _message_text(message)))
+        said.append(Said(_ROLES.get(role, role), message_text(message)))
     return tuple(said)
-
-
-def _message_text(message: Message) -> str:
-    text = text_of(message.get("content"))
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(thought, str) and thought:
-        text = f"<think>\n{thought}\n</think>\n\n{text}"
-    calls = message.get("tool_calls")
-    if calls:
-        text += ("\n" if text else "") + "\n".join(map(_json, _list(calls)))
-    return text
-
-
-def text_of(content: Any) -> str:
-    """Return the text of a message's content; parts that are no text by what tells them apart.
-
-    >>> text_of([{"type": "text", "text": "See "}, {"type": "image_url", "image_url": "http://a/b"}])
-    'See ⟦image http://a/b⟧'
-    """
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return "".join(map(_part_text, _list(content)))
-
-
-def reply_text(response: Any) -> str:
-    """Return the text that a logged response holds: OpenAI's, a batch line's, or plain text."""
-    if isinstance(response, str):
-        return response
-    if not isinstance(response, Mapping):
-        return ""
-    if isinstance(response.get("body"), Mapping):
-        response = response["body"]
-    choices = response.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        return text_of(response.get("content"))
-    message = choices[0].get("message")
-    if not isinstance(message, Mapping):
-        return str(choices[0].get("text") or "")
-    return _message_text(message)
-
-
-def _part_text(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, Mapping):
-        return _json(part)
-    if isinstance(part.get("text"), str):
-        return str(part["text"])
-    if isinstance(part.get("thinking"), str):
-        return f"<think>\n{part['thinking']}\n</think>\n\n"
-    if part.get("type") == "tool_result":
-        return text_of(part.get("content"))
-    if "image" in str(part.get("type")):
-        return f"{IMAGE_OPEN}{_address(part)}{IMAGE_CLOSE}"
-    return _json(part)
-
-
-def _address(part: Mapping[str, Any]) -> str:
-    """What tells an image from others: its address, or a hash of what it is made of."""
-    image = part.get("image_url") or part.get("source") or part.get("image") or part
-    address = image.get("url") or image.get("data") if isinstance(image, Mapping) else image
-    text = address if isinstance(address, str) else _json(image)
-    if text.startswith("data:") or len(text) > 500:
-        return "sha256 " + hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
-    return text
 
 
 def _tools(tools: Any) -> tuple[Tool, ...]:
     found = []
-    for place, tool in enumerate(_list(tools)):
+    for place, tool in enumerate(as_list(tools)):
         if not isinstance(tool, Mapping):
             raise InvalidLog(f"tools[{place}] is no tool: an object is expected")
         function = tool.get("function")
@@ -241,21 +156,11 @@ def _tools(tools: Any) -> tuple[Tool, ...]:
             named = {"name": str(tool.get("name") or tool.get("type") or place)}
             rest = {key: value for key, value in tool.items() if key not in ("name", "type")}
             tool, function = {"type": "function", "function": named | rest}, named
-        found.append(Tool(str(function.get("name") or place), _json(tool)))
+        found.append(Tool(str(function.get("name") or place), as_json(tool)))
     return tuple(found)
-
-
-def _list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _number(value: Any) -> float:
     """Return a number that a log may mean; 0 for NaN, infinity and what no clock or model tells."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 < value < MAX_NUMBER else 0.0
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

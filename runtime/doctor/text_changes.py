@@ -17,7 +17,7 @@ from difflib import SequenceMatcher
 import msgspec
 from msgspec import structs
 
-from runtime.doctor.log import IMAGE_CLOSE, IMAGE_OPEN
+from radixcache.sim.logged import IMAGE_CLOSE, IMAGE_OPEN
 from runtime.doctor.pieces import blocks_of, num_shared, reordered
 from runtime.doctor.reasons import Reason
 from runtime.doctor.values import kind_of_value
