@@ -18,8 +18,11 @@ from typing import Any
 
 from radixcache.errors import InvalidTrace
 
-IMAGE_OPEN, IMAGE_CLOSE = "⟦image ", "⟧"
-"""What stands around an image's address in a message's text."""
+IMAGE_OPEN = "⟦image "
+"""What stands before an image's address in a message's text, and"""
+
+IMAGE_CLOSE = "⟧"
+"""what stands after it."""
 
 
 def log_lines(path: Path) -> Iterator[tuple[int, bytes]]:

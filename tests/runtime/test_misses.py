@@ -140,7 +140,7 @@ def test_a_template_that_trims_or_leaves_out_thoughts_still_has_its_parts() -> N
 
 
 DOCTESTED = [
-    "runtime.doctor.log",
+    "radixcache.sim.logged",
     "runtime.doctor.pieces",
     "runtime.doctor.rendering",
     "runtime.doctor.report_text",

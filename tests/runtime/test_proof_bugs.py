@@ -12,10 +12,10 @@ import torch
 
 from radixcache import Namespace
 from radixcache.seal import Seal, Seals
-from runtime.engine import Engine
 from runtime.errors import RuntimeFault
 from runtime.kv.store import KVStore
 from runtime.recheck import Recheck
+from runtime.scheduler.admission import Admission
 from runtime.sealed import SealedExecutor
 from tests.core import test_seals as seals
 from tests.runtime import test_kv_store as kv_store
@@ -111,9 +111,9 @@ BUGS = (
         ),
     ),
     Bug(
-        "a request stays in the epoch that its caller knows",
-        (Engine, "submit"),
-        ("self._at_present_epoch(request)", "request"),
+        "what is about to be published counts in the epoch that its caller knows",
+        (Admission, "_is_under_way"),
+        ("other.lease.namespace == key.namespace", "other.lease.namespace == Namespace()"),
         lambda log: recheck.test_what_many_ask_for_after_a_quarantine_is_computed_once(),
     ),
     Bug(
