@@ -262,9 +262,7 @@ def attention_kernel(
     token = tl.load(tokens + tl.load(item + 3) + row // GROUP, mask=real, other=0).to(tl.int64)
     position = tl.load(positions + token, mask=real, other=-1)
     head = kv_head * GROUP + row % GROUP
-    first_new = position
-    seen_bits = token
-    seat = position
+    first_new, seen_bits, seat = position, token, position
     if TREE:
         first_new = tl.load(first_news + token, mask=real, other=0)
         seen_bits = tl.load(tree_mask + token, mask=real, other=0)

@@ -128,6 +128,7 @@ class _Hashes:
         self._decoder = msgspec.json.Decoder(HashLine)
 
     def add(self, line: bytes) -> None:
+        """Take a line's request.  Raises InvalidTrace, DecodeError or ValueError."""
         record = self._decoder.decode(line)
         self._check(record)
         arrival_s = record.timestamp / 1000
@@ -185,6 +186,7 @@ class _Hashes:
         return parts[: -(-num_tokens // self._block_size)]
 
     def trace(self, title: str) -> Trace:
+        """Return all that was taken, by arrival."""
         return Trace(
             title=title,
             block_size=self._block_size,
@@ -206,6 +208,7 @@ class _Chats:
         self._times = 0
 
     def add(self, line: bytes) -> None:
+        """Take a line's request.  Raises InvalidTrace, DecodeError or ValueError."""
         record = self._decoder.decode(line)
         inner = record.body or record.request
         asked = record if inner is None else msgspec.convert(inner, ChatLine)
@@ -246,6 +249,7 @@ class _Chats:
         return seconds
 
     def trace(self, title: str) -> Trace:
+        """Return all that was taken, by arrival."""
         return Trace(
             title=title,
             block_size=self._block_size,

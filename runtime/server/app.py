@@ -83,15 +83,6 @@ def create_app(
     engine = served.engine
     sessions = SessionEndpoints(served)
     endpoints = endpoints_of(served, sessions)
-    document = openapi_document(
-        endpoints,
-        title="radixcache",
-        version=metadata.version("radixcache"),
-        needs_key=tenants is not None,
-    )
-
-    async def openapi(request: HttpRequest) -> Response:
-        return json_response(document)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -110,7 +101,7 @@ def create_app(
                 trace_log.close()
 
     app = Starlette(
-        routes=[Route("/openapi.json", openapi), *routes_of(endpoints)],
+        routes=[_document_route(endpoints, tenants), *routes_of(endpoints)],
         exception_handlers=dict.fromkeys(_ANSWERED, answer_error)
         | {ClientDisconnect: _answer_nobody},
         middleware=[Middleware(Gate, served=served, tenants=tenants, tracer=tracer)],
@@ -127,6 +118,21 @@ async def _share_publicly(engine: AsyncEngine, tokens: bytes) -> None:
         if news.finish_reason not in (None, "length"):
             raise EngineFailure(f"the public prefix could not be computed: {news.error}")
     await engine.call(lambda owner: owner.hold_public())
+
+
+def _document_route(endpoints: Sequence[Endpoint], tenants: Tenants | None) -> Route:
+    """Return the route of the OpenAPI document, which is made once."""
+    document = openapi_document(
+        endpoints,
+        title="radixcache",
+        version=metadata.version("radixcache"),
+        needs_key=tenants is not None,
+    )
+
+    async def openapi(request: HttpRequest) -> Response:
+        return json_response(document)
+
+    return Route("/openapi.json", openapi)
 
 
 def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:
