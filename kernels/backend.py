@@ -14,9 +14,11 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 import torch
 
-Backend: TypeAlias = Literal["torch", "triton"]
+from kernels import native
 
-BACKENDS: Final[tuple[Backend, ...]] = ("torch", "triton")
+Backend: TypeAlias = Literal["torch", "native", "triton"]
+
+BACKENDS: Final[tuple[Backend, ...]] = ("torch", "native", "triton")
 BACKEND_VARIABLE: Final = "RADIXCACHE_KERNELS"
 DEBUG_VARIABLE: Final = "RADIXCACHE_KERNELS_DEBUG"
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -46,23 +48,32 @@ def choose_backend(tensor_device: torch.device, requested: str | None = None) ->
     """Return the backend that serves tensors on `tensor_device`.
 
     `requested` wins over the environment variable RADIXCACHE_KERNELS, which wins over the default:
-    "triton" on CUDA, "torch" elsewhere.  ValueError for a name that is not a backend; RuntimeError
-    where Triton is asked for on a device it cannot run on.  Costs under a microsecond.
+    "triton" on CUDA, "native" on a CPU where a C compiler is, "torch" elsewhere.  Native kernels
+    leave what they have no loop for, a dtype or an option, to torch.  ValueError for a name that is
+    not a backend; RuntimeError where one is asked for that cannot run.  Costs under a microsecond,
+    but for the first call on a machine, which compiles for seconds.
 
-    >>> choose_backend(torch.device("cpu"))
+    >>> choose_backend(torch.device("cpu"), "torch")
     'torch'
     """
     wish = requested if requested is not None else os.environ.get(BACKEND_VARIABLE) or None
+    kind = tensor_device.type
     if wish is None:
-        return "triton" if tensor_device.type == "cuda" else "torch"
+        if kind == "cuda":
+            return "triton"
+        return "native" if kind == "cpu" and native.available() else "torch"
     if wish not in BACKENDS:
         origin = "backend" if requested is not None else BACKEND_VARIABLE
         raise ValueError(f"{origin} is {wish!r}; choose one of {', '.join(BACKENDS)}")
-    if wish == "triton" and tensor_device.type != "cuda" and not _is_interpreted():
+    if wish == "triton" and kind != "cuda" and not _is_interpreted():
         raise RuntimeError(
             f"the triton backend cannot run on {tensor_device}: use the torch backend, or set "
             "TRITON_INTERPRET=1 before the first import of triton to run it in the interpreter"
         )
+    if wish == "native":
+        if kind != "cpu":
+            raise RuntimeError(f"the native backend runs on a CPU, not on {tensor_device}")
+        native.library()
     return wish
 
 

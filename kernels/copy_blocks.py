@@ -47,7 +47,7 @@ def copy_blocks(
         return
     check_ids("src", src, 0, k_pools.shape[1])
     check_ids("dst", dst, 0, k_pools.shape[1])
-    if chosen == "torch":
+    if chosen != "triton":
         _copy_torch(k_pools, v_pools, src, dst, num_slots)
     else:
         from kernels._copy_triton import copy_triton  # optional: not on every platform
@@ -75,7 +75,7 @@ def gather_blocks(
     chosen = _check_staging(k_pools, v_pools, blocks, staging, backend)
     if blocks.shape[0] == 0:
         return
-    if chosen == "torch":
+    if chosen != "triton":
         for part, pools in enumerate((k_pools, v_pools)):
             staging[:, part].copy_(pools[:, blocks].transpose(0, 1))
     else:
@@ -99,7 +99,7 @@ def scatter_blocks(
     chosen = _check_staging(k_pools, v_pools, blocks, staging, backend)
     if blocks.shape[0] == 0:
         return
-    if chosen == "torch":
+    if chosen != "triton":
         for part, pools in enumerate((k_pools, v_pools)):
             pools[:, blocks] = staging[:, part].transpose(0, 1)
     else:

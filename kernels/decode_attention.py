@@ -83,7 +83,7 @@ def plan_decode(
     """
     heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
     scratch = scratch or Scratch(k_pool.device)
-    if choose_backend(k_pool.device, backend) == "torch":
+    if choose_backend(k_pool.device, backend) != "triton":
         return plan_torch(k_pool, block_table, seq_lens, q_start, heads, scratch)
     from kernels._attention_triton import tiling_of  # optional: not on every platform
 

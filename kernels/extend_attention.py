@@ -90,7 +90,7 @@ def attend(
 
     planner  makes the list of work where no plan is given, from the call's arguments and `wishes`
     """
-    if choose_backend(call.k_pool.device, backend) == "torch":
+    if choose_backend(call.k_pool.device, backend) != "triton":
         return attend_torch(call, plan)
     check_for_triton(call)
     num_tokens, num_heads, _ = call.q.shape
@@ -184,7 +184,7 @@ def plan_extend(
     heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
     if scratch is None:
         scratch = Scratch(k_pool.device)
-    if choose_backend(k_pool.device, backend) == "torch":
+    if choose_backend(k_pool.device, backend) != "triton":
         return plan_torch(k_pool, block_table, seq_lens, q_start, heads, scratch)
     if num_tokens is None:
         return None

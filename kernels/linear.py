@@ -3,12 +3,12 @@
 Owns: the shapes that keep the product row-invariant, and weights laid out for it.  Does not know:
 layers or models.
 Idea: libraries choose their inner loops by the number of rows, and the last bits of a result
-follow.  On a GPU the product is a kernel of ours with one tile for all.  On a CPU the library is
-kept to one loop.  With a packed weight, or 16-bit numbers, only a lone row takes a loop of its own,
-so it gets a companion; not even that where a packed weight's rows are short enough to be summed in
-one go.  With a plain weight in float32 the rows come in eights.  docs/decisions/ has the
-measurements.  Where another machine's library behaves otherwise, kernels/row_check.py says so and
-finds a slower layout that holds there.
+follow.  So the products that count are loops of ours: on a GPU a kernel with one tile for all, on a
+CPU one in C whose every output is one chain.  Where no C compiler is, the library is kept to one
+loop: with a packed weight, or 16-bit numbers, a lone row gets a companion; not even that where a
+packed weight's rows are short enough to be summed in one go; with a plain weight in float32 the
+rows come in eights.  docs/decisions/ has the measurements.  Where another machine's library behaves
+otherwise, kernels/row_check.py says so and finds a slower layout that holds there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Final, NamedTuple
 import torch
 from torch.nn import functional
 
+from kernels import _linear_native, native
 from kernels.backend import (
     FLOAT_DTYPES,
+    Backend,
     check_device,
     check_dtype,
     check_shape,
@@ -67,19 +69,23 @@ PACKED_DTYPES: Final = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """A weight in the layout that the CPU's library computes with; made by `pack_weight`.
+    """A weight in the layout that a CPU computes with; made by `pack_weight`.
 
-    packed  opaque
-    shape   (N, K) of the weight that was packed
+    packed   opaque
+    shape    (N, K) of the weight that was packed
+    backend  that it was packed for
     """
 
     packed: torch.Tensor
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
+    backend: Backend
 
     def plain(self) -> torch.Tensor:
         """Return a plain copy: the bits that were packed."""
+        if self.backend == "native":
+            return _linear_native.unpack(self.packed, self.shape)
         return self.packed.to_dense()
 
 
@@ -87,28 +93,33 @@ def pack_weight(weight: torch.Tensor, *, backend: str | None = None) -> torch.Te
     """Lay a weight out once so that `linear` computes faster with it; keep only what is returned.
 
     weight   [N, K] float32, bfloat16 or float16
-    returns  a packed copy for the torch backend on a CPU, where the library packs; else the weight
+    returns  a packed copy on a CPU, where the backend packs that dtype; else the weight
 
     A packed weight gives other last bits than a plain one, and each gives a row its own in any
-    batch.  Cost: a copy.  Source: oneDNN's blocked weight layouts, through torch's own operators
-    for compiled models (`torch.ops.mkldnn`), which are not public and so are looked for.
+    batch.  Cost: a copy.  Source: for the torch backend oneDNN's blocked layouts, through torch's
+    own operators for compiled models (`torch.ops.mkldnn`), which are not public and so are looked
+    for.
     """
     check_shape("weight", weight, ("N", "K"))
     check_dtype("weight", weight, FLOAT_DTYPES)
-    on_torch = choose_backend(weight.device, backend) == "torch"
-    if not (on_torch and weight.device.type == "cpu" and _packs(weight.dtype) and weight.numel()):
+    chosen = choose_backend(weight.device, backend)
+    if chosen == "native" and weight.dtype in native.DTYPES:
+        packed = _linear_native.pack(weight)
+    elif chosen == "torch" and weight.device.type == "cpu" and weight.numel() and _packs(weight):
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+    else:
         return weight
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-    return PackedWeight(packed, (weight.shape[0], weight.shape[1]), weight.dtype, weight.device)
+    shape = (weight.shape[0], weight.shape[1])
+    return PackedWeight(packed, shape, weight.dtype, weight.device, chosen)
 
 
-def _packs(dtype: torch.dtype) -> bool:
+def _packs(weight: torch.Tensor) -> bool:
     """Whether this torch has the operators, and the CPU the instructions that make it worth it."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
     has_library: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not has_library or dtype not in PACKED_DTYPES:
+    if not has_library or weight.dtype not in PACKED_DTYPES:
         return False
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
@@ -116,6 +127,8 @@ def _packs(dtype: torch.dtype) -> bool:
 def default_layout(weight: torch.Tensor | PackedWeight) -> RowLayout:
     """Return the cheapest layout that was seen to keep a row's bits its own with such a weight."""
     if isinstance(weight, PackedWeight):
+        if weight.backend == "native":
+            return RowLayout()
         return RowLayout(least=1 if weight.shape[1] <= ONE_GO else 2)
     return RowLayout(8) if weight.dtype == torch.float32 else RowLayout(least=2)
 
@@ -155,13 +168,17 @@ def linear(
             check_shape(name, tensor, shape)
             check_dtype(name, tensor, (x.dtype,))
             check_device(name, tensor, x.device)
-    if choose_backend(x.device, backend) == "torch":
-        result = _linear_torch(x, weight, bias, layout or default_layout(weight))
-        return result if out is None else out.copy_(result)
-    if isinstance(weight, PackedWeight):
+    chosen = choose_backend(x.device, backend)
+    if isinstance(weight, PackedWeight) and weight.backend != chosen:
         raise TypeError(
-            "weight is packed for the torch backend: give the triton backend a plain one"
+            f"weight is packed for the {weight.backend} backend: pack one for the {chosen} backend"
         )
+    if chosen != "triton":
+        if isinstance(weight, PackedWeight) and chosen == "native" and layout is None:
+            return _linear_native.multiply(x, weight.packed, weight.shape, bias, out)
+        result = _linear_cpu(x, weight, bias, layout or default_layout(weight))
+        return result if out is None else out.copy_(result)
+    assert isinstance(weight, torch.Tensor)
     if out is None:
         out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     check_dtype("x", x, FLOAT_DTYPES)
@@ -174,7 +191,7 @@ def linear(
     return out
 
 
-def _linear_torch(
+def _linear_cpu(
     x: torch.Tensor,
     weight: torch.Tensor | PackedWeight,
     bias: torch.Tensor | None,
@@ -205,6 +222,8 @@ def _product(
 ) -> torch.Tensor:
     if not isinstance(weight, PackedWeight):
         return functional.linear(x, weight, bias)
+    if weight.backend == "native":
+        return _linear_native.multiply(x, weight.packed, weight.shape, bias, None)
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
         x, weight.packed, bias, "none", [], ""
     )

@@ -59,7 +59,7 @@ def merge_state(
         check_dtype("lse", lse, (torch.float32,))
         check_device("lse", lse, parts.device)
         check_unit_stride("lse", lse)
-    if choose_backend(parts.device, backend) == "torch":
+    if choose_backend(parts.device, backend) != "triton":
         _merge_torch(parts, lses, out, lse)
     elif out.numel():
         from kernels._merge_triton import merge_triton  # optional: not on every platform

@@ -95,7 +95,7 @@ def mla_attention(
     if prefixes is not None:
         check_prefixes(prefixes, block_table)
     num_tokens, num_heads, latent_dim = q_latent.shape
-    if choose_backend(pool.device, backend) == "torch":
+    if choose_backend(pool.device, backend) != "triton":
         _attend_torch(call, q_rope, plan, scratch or Scratch(pool.device))
         return call.out
     check_for_triton(call)
@@ -161,7 +161,7 @@ def plan_mla(
     if prefixes is not None:
         check_prefixes(prefixes, block_table)
     scratch = scratch or Scratch(pool.device)
-    if choose_backend(pool.device, backend) == "torch":
+    if choose_backend(pool.device, backend) != "triton":
         return plan_torch(pool, block_table, seq_lens, q_start, heads, scratch)
     from kernels._mla_triton import latent_tiling_of  # optional: not on every platform
 

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from kernels._rows_native import rms_norm_native, silu_and_mul_native, takes
 from kernels.backend import (
     FLOAT_DTYPES,
     check_device,
@@ -47,7 +48,12 @@ def rms_norm(
     _check_like("weight", weight, x.shape[1:], x)
     if residual is not None:
         _check_like("residual", residual, x.shape, x)
-    if choose_backend(x.device, backend) == "triton":
+    chosen = choose_backend(x.device, backend)
+    if chosen == "native" and takes(x, weight, residual, out):
+        out = _out(out, x.shape, x)
+        rms_norm_native(x, weight, eps, residual, out)
+        return out
+    if chosen == "triton":
         out = _out(out, x.shape, x)
         check_dtype("x", x, FLOAT_DTYPES)
         for name, tensor in (("x", x), ("weight", weight), ("residual", residual)):
@@ -134,7 +140,12 @@ def silu_and_mul(
     check_shape("gate_up", gate_up, ("T", "2F"))
     if gate_up.shape[1] % 2:
         raise ValueError(f"gate_up has rows of {gate_up.shape[1]}, expected an even number")
-    if choose_backend(gate_up.device, backend) == "triton":
+    chosen = choose_backend(gate_up.device, backend)
+    if chosen == "native" and takes(gate_up, out):
+        out = _out(out, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up)
+        silu_and_mul_native(gate_up, out)
+        return out
+    if chosen == "triton":
         out = _out(out, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up)
         check_dtype("gate_up", gate_up, FLOAT_DTYPES)
         check_unit_stride("gate_up", gate_up)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels._rows_native import rotary_store_native, takes
 from kernels.backend import (
     check_device,
     check_dtype,
@@ -59,7 +60,14 @@ def rotary_store_kv(
     shape = _check(qkv, cos, sin, k_pool, v_pool, slot_mapping, norms, k_scale, v_scale)
     num_tokens, num_heads, _ = shape
     num_kv_heads = k_pool.shape[2]
-    if choose_backend(qkv.device, backend) == "torch":
+    chosen = choose_backend(qkv.device, backend)
+    plain = norms is None and not interleaved and k_scale is None
+    if chosen == "native" and plain and takes(qkv, k_pool) and k_pool.stride() == v_pool.stride():
+        dense = out is not None and out.is_contiguous()
+        target = out if out is not None and dense else torch.empty(shape, dtype=qkv.dtype)
+        rotary_store_native(qkv, cos, sin, k_pool, v_pool, slot_mapping, target)
+        return target if out is None or dense else out.copy_(target)
+    if chosen != "triton":
         qk, v = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
         if norms is not None:
             q, k = qk[:, :num_heads], qk[:, num_heads:]

@@ -93,7 +93,7 @@ def plan_shared_prefix(
     It holds, and costs, what `plan_extend` says.
     """
     check_prefixes(prefixes, block_table)
-    if not prefixes.members.shape[0] or choose_backend(k_pool.device, backend) == "torch":
+    if not prefixes.members.shape[0] or choose_backend(k_pool.device, backend) != "triton":
         return plan_decode(
             k_pool,
             block_table,

@@ -58,7 +58,7 @@ def store_kv(
     chosen = choose_backend(k_pool.device, backend)
     if k.shape[0] == 0:
         return
-    if chosen == "torch":
+    if chosen != "triton":
         _store_torch(k, v, k_pool, v_pool, slot_mapping, k_scale, v_scale)
     else:
         check_float8("k_pool", k_pool)

@@ -1,7 +1,8 @@
 """One contract suite, run on each backend.
 
-A test that takes `backend` runs on torch here, and on Triton in the child process that
-test_triton_interpreter.py starts: Triton reads TRITON_INTERPRET once, when it is imported.
+A test that takes `backend` runs on torch and on the native kernels here, and on Triton in the child
+process that test_triton_interpreter.py starts: Triton reads TRITON_INTERPRET once, when it is
+imported.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kernels import native
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
     import tests.support.triton_interpreter  # noqa: F401  (importing is the repair)
@@ -19,9 +22,12 @@ else:
     collect_ignore = ["test_interpreter_repair.py"]
 
 
-@pytest.fixture(scope="session")
-def backend() -> str:
-    return "triton" if INTERPRETED else "torch"
+@pytest.fixture(scope="session", params=["triton"] if INTERPRETED else ["torch", "native"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if name == "native" and not native.available():
+        pytest.skip(native.build().reason)
+    return name
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import choose_backend, store_kv
+from kernels import choose_backend, native, store_kv
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -22,9 +22,12 @@ def no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
-def test_the_device_decides_by_default() -> None:
-    assert choose_backend(CPU) == "torch"
+def test_the_device_decides_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_backend(CUDA) == "triton"
+    monkeypatch.setattr(native, "available", lambda: True)
+    assert choose_backend(CPU) == "native"
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert choose_backend(CPU) == "torch"
 
 
 def test_the_environment_outweighs_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,11 +42,14 @@ def test_the_argument_outweighs_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_empty_variable_is_no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RADIXCACHE_KERNELS", "")
+    monkeypatch.setattr(native, "available", lambda: False)
     assert choose_backend(CPU) == "torch"
 
 
 def test_an_unknown_name_is_refused_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"^backend is 'cuda'; choose one of torch, triton"):
+    with pytest.raises(
+        ValueError, match=r"^backend is 'cuda'; choose one of torch, native, triton"
+    ):
         choose_backend(CPU, "cuda")
     monkeypatch.setenv("RADIXCACHE_KERNELS", "jax")
     with pytest.raises(ValueError, match=r"^RADIXCACHE_KERNELS is 'jax'"):
@@ -55,6 +61,18 @@ def test_triton_on_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) 
         choose_backend(CPU, "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert choose_backend(CPU, "triton") == "triton"
+
+
+def test_native_kernels_are_for_cpus_and_say_why_they_are_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RuntimeError, match="the native backend runs on a CPU, not on cuda"):
+        choose_backend(CUDA, "native")
+    monkeypatch.setattr(native, "build", lambda: native.Build(None, "no C compiler 'cc'"))
+    with pytest.raises(
+        RuntimeError, match=r"^the native kernels are not there: no C compiler 'cc'"
+    ):
+        choose_backend(CPU, "native")
 
 
 def test_an_operation_passes_the_wish_on() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import PackedWeight, linear, pack_weight
+from kernels import PackedWeight, linear, native, pack_weight
 
 SHAPES = [(576, 960), (576, 1536), (1536, 576), (576, 3072), (64, 96), (100, 37)]
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 31, 33, 63)
@@ -16,21 +16,24 @@ COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 31, 33, 63)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("packs", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("packing", ["plain", "torch", "native"])
 def test_a_row_has_the_same_bits_whatever_the_batch(
-    dtype: torch.dtype, k: int, n: int, num_threads: int, packs: bool
+    dtype: torch.dtype, k: int, n: int, num_threads: int, packing: str
 ) -> None:
+    if packing == "native" and not native.available():
+        pytest.skip(native.build().reason)
     generator = torch.Generator().manual_seed(k * n)
     x = torch.randn(64, k, generator=generator).to(dtype)
     plain = torch.randn(n, k, generator=generator).to(dtype)
-    weight = pack_weight(plain) if packs else plain
+    wish = None if packing == "plain" else packing
+    weight = pack_weight(plain, backend=wish) if wish else plain
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        whole = linear(x, weight)
+        whole = linear(x, weight, backend=wish)
         for count in COUNTS:
             for start in (0, 64 - count):
-                part = linear(x[start : start + count], weight)
+                part = linear(x[start : start + count], weight, backend=wish)
                 assert torch.equal(part, whole[start : start + count]), count
     finally:
         torch.set_num_threads(before)
@@ -84,18 +87,18 @@ def test_a_row_has_its_own_bits_on_each_backend(backend: str, dtype: torch.dtype
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize(("rows", "k", "n"), [(0, 8, 5), (1, 80, 70), (9, 37, 1), (70, 64, 96)])
 def test_a_packed_weight_gives_the_product_of_the_plain_one(
-    dtype: torch.dtype, rows: int, k: int, n: int
+    backend: str, dtype: torch.dtype, rows: int, k: int, n: int
 ) -> None:
     x = torch.full((rows, k + 8), float("nan")).to(dtype)[:, :k]
     x.copy_(torch.randn(rows, k))
     plain, bias = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
-    packed = pack_weight(plain)
+    packed = pack_weight(plain, backend=backend)
     if isinstance(packed, PackedWeight):
         assert torch.equal(packed.plain(), plain)
     out = torch.full((rows, n), float("nan")).to(dtype)
     for b in (None, bias):
         expected = x.double() @ plain.double().T + (0 if b is None else b.double())
-        assert linear(x, packed, b, out=out) is out
+        assert linear(x, packed, b, out=out, backend=backend) is out
         bound = TOLERANCE[dtype] * k**0.5
         assert torch.allclose(out.double(), expected, atol=bound, rtol=TOLERANCE[dtype])
 
@@ -105,7 +108,7 @@ def test_only_what_the_library_packs_is_packed(monkeypatch: pytest.MonkeyPatch) 
     assert pack_weight(weight.half()).dtype == torch.float16
     assert isinstance(pack_weight(weight), PackedWeight)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert pack_weight(weight) is weight
+    assert pack_weight(weight, backend="torch") is weight
     with pytest.raises(ValueError, match=r"^weight has shape \[6\], expected \[N, K\]"):
         pack_weight(weight[:, 0])
     with pytest.raises(TypeError, match=r"^weight has dtype torch\.int32"):
@@ -130,9 +133,29 @@ def test_wrong_operands_are_named() -> None:
 
 
 def test_a_packed_weight_is_refused_by_the_other_backend(backend: str) -> None:
-    packed = pack_weight(torch.zeros(3, 8))
-    if backend == "torch":
-        assert torch.equal(linear(torch.zeros(2, 8), packed, backend=backend), torch.zeros(2, 3))
-    else:
-        with pytest.raises(TypeError, match=r"^weight is packed for the torch backend"):
-            linear(torch.zeros(2, 8), packed, backend=backend)
+    theirs = "torch" if backend != "torch" else "native"
+    if theirs == "native" and not native.available():
+        pytest.skip(native.build().reason)
+    weight, x = torch.zeros(3, 8), torch.zeros(2, 8)
+    if backend != "triton":
+        packed = pack_weight(weight, backend=backend)
+        assert torch.equal(linear(x, packed, backend=backend), torch.zeros(2, 3))
+    packed = pack_weight(weight, backend=theirs)
+    with pytest.raises(TypeError, match=rf"^weight is packed for the {theirs} backend"):
+        linear(x, packed, backend=backend)
+
+
+def test_many_sizes_of_packed_weights_match_and_leave_what_is_beside_them_alone() -> None:
+    if not native.available():
+        pytest.skip(native.build().reason)
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows, k, n in [(1, 1, 1), (15, 3, 31), (29, 17, 33), (400, 1537, 65), (14, 2, 32)]:
+            x, plain = torch.randn(rows, k).to(dtype), torch.randn(n, k).to(dtype)
+            packed = pack_weight(plain, backend="native")
+            wide = torch.full((rows + 2, n + 3), float("nan")).to(dtype)
+            linear(x, packed, out=wide[1:-1, :n], backend="native")
+            expected = x.double() @ plain.double().T
+            bound = TOLERANCE[dtype] * k**0.5
+            assert torch.allclose(wide[1:-1, :n].double(), expected, atol=bound, rtol=bound)
+            wide[1:-1, :n] = float("nan")
+            assert wide.isnan().all(), (rows, k, n)

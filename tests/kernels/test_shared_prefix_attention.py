@@ -64,7 +64,7 @@ def test_a_member_past_the_batch_is_found_when_debugging(
 def test_the_kernel_finds_ids_past_their_range_when_debugging(
     step: Step, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    if backend == "torch":
+    if backend != "triton":
         pytest.skip("the torch backend reads ids, and is refused by torch")
     monkeypatch.setenv("RADIXCACHE_KERNELS_DEBUG", "1")
     step.block_table[1, 2] = 99

@@ -1,0 +1,154 @@
+"""Kernels in C for CPUs: how they are compiled, once a machine, and called.
+
+Owns: the compiler's command, where its result is kept, and the signatures of what is in it.  Does
+not know: when an operation goes here.
+Idea: a library's product chooses its loops by the number of rows; loops of our own need not, and
+read K and V where they lie.  Compiling on the machine itself, as Triton does, takes seconds once
+and uses every instruction it has.  Where no compiler is, the torch backend serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+
+SOURCES: Final = Path(__file__).parent
+FLAGS: Final = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+COMPILE_SECONDS: Final = 120
+
+DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
+"""What the kernels compute in, and their names in vector.h."""
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_SIGNATURES: Final = {
+    "radixcache_linear": (
+        *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG),
+        *(_LONG, _LONG, _LONG, _INT, _INT),
+    ),
+    "radixcache_rms_norm": (
+        *(_POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG),
+        *(_LONG, _LONG, _FLOAT, _INT, _INT),
+    ),
+    "radixcache_silu_and_mul": (_POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _INT, _INT),
+    "radixcache_rotary_store": (_POINTER, _LONG, _INT, _INT),
+}
+
+
+class Build(NamedTuple):
+    """What came of compiling.
+
+    library  opened, or None
+    reason   why there is none, for an error or a log; empty where there is one
+    """
+
+    library: ctypes.CDLL | None
+    reason: str
+
+
+def available() -> bool:
+    """Whether the kernels run here; compiles them at the first call on a machine, for seconds."""
+    return build().library is not None
+
+
+def library() -> ctypes.CDLL:
+    """Return the opened kernels; RuntimeError with the reason where there are none."""
+    found, reason = build()
+    if found is None:
+        raise RuntimeError(f"the native kernels are not there: {reason}")
+    return found
+
+
+@functools.cache
+def build() -> Build:
+    """Compile the kernels, or open what an earlier process compiled on this machine.
+
+    The file is named by everything that decides what is in it: sources, flags, the compiler and the
+    processor's features.  Processes that compile at once each write their own and the last rename
+    stays, so none opens half a file.
+    """
+    words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    compiler = shutil.which(words[0])
+    if compiler is None:
+        return Build(None, f"no C compiler {words[0]!r} is installed; install gcc, or set CC")
+    command = [compiler, *words[1:], *FLAGS, _tuning(), "-fopenmp"]
+    sources = sorted(SOURCES.glob("*.c"))
+    target = _folder() / f"kernels-{_digest(command, sources)}.so"
+    try:
+        with contextlib.suppress(OSError):  # not there, or damaged
+            return Build(_open(target), "")
+        _compile([*command, *map(str, sources)], target)
+        return Build(_open(target), "")
+    except subprocess.TimeoutExpired:
+        return Build(None, f"{compiler} took longer than {COMPILE_SECONDS} s")
+    except subprocess.CalledProcessError as error:
+        return Build(None, f"{shlex.join(error.cmd)} failed: {error.stderr.strip()[-2000:]}")
+    except OSError as error:
+        return Build(None, f"{target} cannot be made or opened: {error}")
+
+
+def _tuning() -> str:
+    return "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+
+
+def _folder() -> Path:
+    """$RADIXCACHE_HOME/native, else below $XDG_CACHE_HOME, else below ~/.cache."""
+    home = os.environ.get("RADIXCACHE_HOME")
+    if home:
+        return Path(home) / "native"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "radixcache" / "native"
+
+
+def _digest(command: list[str], sources: list[Path]) -> str:
+    digest = hashlib.sha256(repr(command).encode())
+    stat = Path(command[0]).stat()
+    digest.update(f"{stat.st_size} {stat.st_mtime_ns} {_features()}".encode())
+    for source in (*sources, *sorted(SOURCES.glob("*.h"))):
+        digest.update(source.name.encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _features() -> str:
+    """What tells one processor's instructions from another's."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    names = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(names)}))
+
+
+def _compile(command: list[str], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        subprocess.run(
+            [*command, "-o", str(made), "-lm"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_SECONDS,
+        )
+        made.replace(target)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """Open the kernels; they find the OpenMP that torch has loaded, and share its threads."""
+    opened = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(opened, name)
+        function.argtypes, function.restype = arguments, _LONG
+    return opened

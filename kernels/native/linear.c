@@ -1,0 +1,108 @@
+/* Rows times a packed weight.
+
+   Owns: the order of the sums, and how a product is dealt out to threads.
+   Does not know: how a weight is packed beyond its layout.
+   Idea: every output is one chain over k = 0, 1, … in a register of its own, so it doesn't matter
+   how many rows are beside it; only how often the weight is read follows from that.
+
+       packed   [panels][steps][32]   a panel is 32 outputs; a step is one input, or a pair in
+                                      bfloat16, always four bytes */
+
+#include "vector.h"
+
+#define PANEL 32
+#define MAX_ROWS 14 /* of 32 sums each: 28 registers, two for the weight, one for the input */
+#define NEAR (384 * 1024) /* bytes of input rows that stay in the second-level cache */
+
+typedef struct {
+    const char *x, *packed;
+    const char *bias; /* or NULL */
+    char *out;
+    long x_stride, out_stride; /* bytes from row to row */
+    long rows, outputs, inputs;
+    Dtype dtype;
+} Product;
+
+INLINE v16 add_step(Dtype dtype, v16 total, v16 x, v16 w) {
+    return dtype == FLOAT32 ? fma16(x, w, total) : dot_pairs(total, x, w);
+}
+
+/* `rows` rows times one panel; `rows` and `dtype` are known where this is inlined. */
+INLINE void multiply_tile(int rows, Dtype dtype, const Product *p, long first, long panel) {
+    long steps = (p->inputs * size_of(dtype)) / 4, odd = dtype == BFLOAT16 && p->inputs % 2;
+    const float *w = (const float *)p->packed + panel * (steps + odd) * PANEL;
+    const char *x = p->x + first * p->x_stride;
+    v16 low[MAX_ROWS], high[MAX_ROWS];
+    UNROLL
+    for (int i = 0; i < rows; i++) low[i] = high[i] = (v16){0};
+    for (long k = 0; k < steps; k++, w += PANEL) {
+        v16 w0 = load(w), w1 = load(w + LANES);
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            v16 value = splat(x + i * p->x_stride + 4 * k);
+            low[i] = add_step(dtype, low[i], value, w0);
+            high[i] = add_step(dtype, high[i], value, w1);
+        }
+    }
+    if (odd) {
+        v16 w0 = load(w), w1 = load(w + LANES);
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            uint32_t last = 0;
+            memcpy(&last, x + i * p->x_stride + 4 * steps, 2);
+            low[i] = add_step(dtype, low[i], splat(&last), w0);
+            high[i] = add_step(dtype, high[i], splat(&last), w1);
+        }
+    }
+    long column = panel * PANEL, size = size_of(dtype), count = p->outputs - column;
+    char *out = p->out + first * p->out_stride + column * size;
+    v16 bias[2] = {{0}, {0}};
+    for (int half = 0; p->bias && half < 2; half++) {
+        long some = count - half * LANES;
+        if (some > 0) bias[half] = load_some(dtype, p->bias + (column + half * LANES) * size, some);
+    }
+    UNROLL
+    for (int i = 0; i < rows; i++, out += p->out_stride) {
+        store_some(dtype, out, p->bias ? low[i] + bias[0] : low[i], count);
+        if (count > LANES)
+            store_some(dtype, out + LANES * size, p->bias ? high[i] + bias[1] : high[i],
+                       count - LANES);
+    }
+}
+
+#define CASE(n) case n: multiply_tile(n, dtype, p, first, panel); break;
+
+INLINE void multiply_rows(int rows, Dtype dtype, const Product *p, long first, long panel) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
+        CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
+    }
+}
+
+static void multiply_float32(int rows, const Product *p, long first, long panel) {
+    multiply_rows(rows, FLOAT32, p, first, panel);
+}
+
+static void multiply_bfloat16(int rows, const Product *p, long first, long panel) {
+    multiply_rows(rows, BFLOAT16, p, first, panel);
+}
+
+void radixcache_linear(const void *x, long x_stride, const void *packed, const void *bias,
+                       void *out, long out_stride, long rows, long outputs, long inputs,
+                       int dtype, int threads) {
+    Product p = {x, packed, bias, out, x_stride, out_stride, rows, outputs, inputs, dtype};
+    long panels = (outputs + PANEL - 1) / PANEL;
+    long near = NEAR / (inputs * size_of(dtype)) / MAX_ROWS * MAX_ROWS;
+    long chunk = near < MAX_ROWS ? MAX_ROWS : near, chunks = (rows + chunk - 1) / chunk;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long item = 0; item < panels * chunks; item++) {
+        long start = item / panels * chunk;
+        long count = start + chunk < rows ? chunk : rows - start;
+        long tiles = (count + MAX_ROWS - 1) / MAX_ROWS;
+        for (long tile = 0; tile < tiles; tile++) {
+            long first = start + count * tile / tiles, end = start + count * (tile + 1) / tiles;
+            (p.dtype == FLOAT32 ? multiply_float32 : multiply_bfloat16)((int)(end - first), &p,
+                                                                        first, item % panels);
+        }
+    }
+}
