@@ -5,12 +5,14 @@ Owns: the packed layout, and the call.  Does not know: plain weights, or row lay
 
 from __future__ import annotations
 
+from ctypes import byref
 from typing import Final
 
 import torch
 from torch.nn import functional
 
 from kernels.native import DTYPES, library
+from kernels.native.records import Product
 
 PANEL: Final = 32
 """Outputs that stand side by side; linear.c has the same."""
@@ -52,17 +54,17 @@ def multiply(
         result = torch.empty(rows, outputs, dtype=x.dtype)
     else:
         result = out
-    library().radixcache_linear(
-        x.data_ptr(),
-        x.stride(0) * size,
-        packed.data_ptr(),
-        None if bias is None else bias.contiguous().data_ptr(),
-        result.data_ptr(),
-        result.stride(0) * size,
-        rows,
-        outputs,
-        inputs,
-        DTYPES[x.dtype],
-        torch.get_num_threads(),
+    product = Product(
+        x=x.data_ptr(),
+        packed=packed.data_ptr(),
+        bias=None if bias is None else bias.contiguous().data_ptr(),
+        out=result.data_ptr(),
+        x_stride=x.stride(0) * size,
+        out_stride=result.stride(0) * size,
+        rows=rows,
+        outputs=outputs,
+        inputs=inputs,
+        dtype=DTYPES[x.dtype],
     )
+    library().radixcache_linear(byref(product), torch.get_num_threads())
     return result if out is None or result is out else out.copy_(result)

@@ -5,24 +5,12 @@ Owns: the calls, and which arguments the kernels have a loop for.  Does not know
 
 from __future__ import annotations
 
-import ctypes
+from ctypes import byref
 
 import torch
 
 from kernels.native import DTYPES, library
-
-
-class _Turn(ctypes.Structure):
-    """`Turn` in rows.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "cos", "sin", "k_pool", "v_pool", "q")),
-        ("slots", ctypes.c_void_p),
-        *((f"{name}_stride", ctypes.c_long) for name in ("token", "head", "angle", "q")),
-        *((name, ctypes.c_long) for name in ("block_size", "num_slots", "block_stride")),
-        *((name, ctypes.c_long) for name in ("slot_stride", "pool_head_stride")),
-        *((name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim")),
-    )
+from kernels.native.records import Gate, Norm, Turn
 
 
 def takes(*tensors: torch.Tensor | None) -> bool:
@@ -43,33 +31,35 @@ def rms_norm_native(
 ) -> None:
     """Scale the rows of x, or of x + residual, which becomes the sum."""
     size = x.element_size()
-    library().radixcache_rms_norm(
-        x.data_ptr(),
-        x.stride(0) * size,
-        None if residual is None else residual.data_ptr(),
-        0 if residual is None else residual.stride(0) * size,
-        weight.data_ptr(),
-        out.data_ptr(),
-        out.stride(0) * size,
-        *x.shape,
-        eps,
-        DTYPES[x.dtype],
-        torch.get_num_threads(),
+    norm = Norm(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        residual=None if residual is None else residual.data_ptr(),
+        out=out.data_ptr(),
+        x_stride=x.stride(0) * size,
+        residual_stride=0 if residual is None else residual.stride(0) * size,
+        out_stride=out.stride(0) * size,
+        rows=x.shape[0],
+        width=x.shape[1],
+        dtype=DTYPES[x.dtype],
+        eps=eps,
     )
+    library().radixcache_rms_norm(byref(norm), torch.get_num_threads())
 
 
 def silu_and_mul_native(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     """Gate the second half of each row by the first."""
     size = out.element_size()
-    library().radixcache_silu_and_mul(
-        gate_up.data_ptr(),
-        gate_up.stride(0) * size,
-        out.data_ptr(),
-        out.stride(0) * size,
-        *out.shape,
-        DTYPES[out.dtype],
-        torch.get_num_threads(),
+    gate = Gate(
+        gate_up=gate_up.data_ptr(),
+        out=out.data_ptr(),
+        stride=gate_up.stride(0) * size,
+        out_stride=out.stride(0) * size,
+        rows=out.shape[0],
+        width=out.shape[1],
+        dtype=DTYPES[out.dtype],
     )
+    library().radixcache_silu_and_mul(byref(gate), torch.get_num_threads())
 
 
 def rotary_store_native(
@@ -85,19 +75,52 @@ def rotary_store_native(
 
     Raises IndexError for a slot past the pool, before anything is written.
     """
+    turn = turn_record(qkv, cos, sin, k_pool, v_pool, slot_mapping, out)
+    wrong = library().radixcache_rotary_store(byref(turn), torch.get_num_threads())
+    if wrong >= 0:
+        raise wrong_slot(slot_mapping, wrong, turn.num_slots)
+
+
+def turn_record(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    out: torch.Tensor,
+) -> Turn:
+    """Write down what `rotary_store_native` is to do."""
     size = qkv.element_size()
     num_blocks, block_size, num_kv_heads, head_dim = k_pool.shape
-    turn = _Turn(
-        *(t.data_ptr() for t in (qkv, cos, sin, k_pool, v_pool, out, slot_mapping)),
-        *(qkv.stride(0) * size, qkv.stride(1) * size, cos.stride(0), out.stride(0) * size),
-        *(block_size, num_blocks * block_size, *(s * size for s in k_pool.stride()[:3])),
-        *(out.shape[1], num_kv_heads, head_dim),
+    block_stride, slot_stride, head_stride = (stride * size for stride in k_pool.stride()[:3])
+    return Turn(
+        qkv=qkv.data_ptr(),
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        k_pool=k_pool.data_ptr(),
+        v_pool=v_pool.data_ptr(),
+        q=out.data_ptr(),
+        slots=slot_mapping.data_ptr(),
+        token_stride=qkv.stride(0) * size,
+        head_stride=qkv.stride(1) * size,
+        angle_stride=cos.stride(0),
+        q_stride=out.stride(0) * size,
+        block_size=block_size,
+        num_slots=num_blocks * block_size,
+        block_stride=block_stride,
+        slot_stride=slot_stride,
+        pool_head_stride=head_stride,
+        heads=out.shape[1],
+        kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        tokens=qkv.shape[0],
+        dtype=DTYPES[qkv.dtype],
     )
-    wrong = library().radixcache_rotary_store(
-        ctypes.byref(turn), qkv.shape[0], DTYPES[qkv.dtype], torch.get_num_threads()
+
+
+def wrong_slot(slot_mapping: torch.Tensor, token: int, num_slots: int) -> IndexError:
+    """Return the error for a slot past the pool."""
+    return IndexError(
+        f"slot_mapping[{token}] is {int(slot_mapping[token])}, and the pool has {num_slots} slots"
     )
-    if wrong >= 0:
-        raise IndexError(
-            f"slot_mapping[{wrong}] is {int(slot_mapping[wrong])}, and the pool has "
-            f"{num_blocks * block_size} slots"
-        )

@@ -31,19 +31,14 @@ COMPILE_SECONDS: Final = 120
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 """What the kernels compute in, and their names in vector.h."""
 
-_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _SIGNATURES: Final = {
-    "radixcache_linear": (
-        *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG),
-        *(_LONG, _LONG, _LONG, _INT, _INT),
-    ),
-    "radixcache_rms_norm": (
-        *(_POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG),
-        *(_LONG, _LONG, _FLOAT, _INT, _INT),
-    ),
-    "radixcache_silu_and_mul": (_POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _INT, _INT),
-    "radixcache_rotary_store": (_POINTER, _LONG, _INT, _INT),
+    "radixcache_linear": (_POINTER, _LONG),
+    "radixcache_rms_norm": (_POINTER, _LONG),
+    "radixcache_silu_and_mul": (_POINTER, _LONG),
+    "radixcache_rotary_store": (_POINTER, _LONG),
 }
+"""A record of native/records.py, and the number of threads."""
 
 
 class Build(NamedTuple):

@@ -8,20 +8,12 @@
        packed   [panels][steps][32]   a panel is 32 outputs; a step is one input, or a pair in
                                       bfloat16, always four bytes */
 
-#include "vector.h"
+#include "kernels.h"
+#include "team.h"
 
 #define PANEL 32
 #define MAX_ROWS 14 /* of 32 sums each: 28 registers, two for the weight, one for the input */
 #define NEAR (384 * 1024) /* bytes of input rows that stay in the second-level cache */
-
-typedef struct {
-    const char *x, *packed;
-    const char *bias; /* or NULL */
-    char *out;
-    long x_stride, out_stride; /* bytes from row to row */
-    long rows, outputs, inputs;
-    Dtype dtype;
-} Product;
 
 INLINE v16 add_step(Dtype dtype, v16 total, v16 x, v16 w) {
     return dtype == FLOAT32 ? fma16(x, w, total) : dot_pairs(total, x, w);
@@ -87,22 +79,33 @@ static void multiply_bfloat16(int rows, const Product *p, long first, long panel
     multiply_rows(rows, BFLOAT16, p, first, panel);
 }
 
-void radixcache_linear(const void *x, long x_stride, const void *packed, const void *bias,
-                       void *out, long out_stride, long rows, long outputs, long inputs,
-                       int dtype, int threads) {
-    Product p = {x, packed, bias, out, x_stride, out_stride, rows, outputs, inputs, dtype};
-    long panels = (outputs + PANEL - 1) / PANEL;
-    long near = NEAR / (inputs * size_of(dtype)) / MAX_ROWS * MAX_ROWS;
-    long chunk = near < MAX_ROWS ? MAX_ROWS : near, chunks = (rows + chunk - 1) / chunk;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long item = 0; item < panels * chunks; item++) {
-        long start = item / panels * chunk;
-        long count = start + chunk < rows ? chunk : rows - start;
-        long tiles = (count + MAX_ROWS - 1) / MAX_ROWS;
-        for (long tile = 0; tile < tiles; tile++) {
-            long first = start + count * tile / tiles, end = start + count * (tile + 1) / tiles;
-            (p.dtype == FLOAT32 ? multiply_float32 : multiply_bfloat16)((int)(end - first), &p,
-                                                                        first, item % panels);
-        }
+/* Rows that are multiplied with one panel after another before the next rows come. */
+static long chunk_of(const Product *p) {
+    long near = NEAR / (p->inputs * size_of(p->dtype) + 1) / MAX_ROWS * MAX_ROWS;
+    return near < MAX_ROWS ? MAX_ROWS : near;
+}
+
+static long panels_of(const Product *p) { return (p->outputs + PANEL - 1) / PANEL; }
+
+long product_items(const Product *p) {
+    long chunk = chunk_of(p);
+    return (p->rows + chunk - 1) / chunk * panels_of(p);
+}
+
+/* An item is one panel, times a chunk of rows. */
+void multiply(const void *what, long item, int thread) {
+    (void)thread;
+    const Product *p = what;
+    long chunk = chunk_of(p), panels = panels_of(p), start = item / panels * chunk;
+    long count = start + chunk < p->rows ? chunk : p->rows - start;
+    long tiles = (count + MAX_ROWS - 1) / MAX_ROWS;
+    for (long tile = 0; tile < tiles; tile++) {
+        long first = start + count * tile / tiles, end = start + count * (tile + 1) / tiles;
+        (p->dtype == FLOAT32 ? multiply_float32 : multiply_bfloat16)((int)(end - first), p, first,
+                                                                     item % panels);
     }
+}
+
+void radixcache_linear(const Product *product, long threads) {
+    work_once(multiply, product, product_items(product), (int)threads);
 }

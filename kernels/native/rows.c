@@ -5,9 +5,22 @@
 
 #include <math.h>
 
-#include "vector.h"
+#include "kernels.h"
+#include "team.h"
 
-#define WORTH_THREADS 32768 /* numbers; below, waking a thread costs more than it saves */
+#define ROWS 2 /* of an item */
+
+static long items_of(long rows) { return (rows + ROWS - 1) / ROWS; }
+
+static long end_of(long item, long rows) {
+    long end = (item + 1) * ROWS;
+    return end < rows ? end : rows;
+}
+
+/* Threads are worth waking from 32k numbers on. */
+static int threads_for(long rows, long width, long threads) {
+    return rows * width < 32768 ? 1 : (int)threads;
+}
 
 /* out = x / rms(x) · weight; with a residual, x is first added to it and the sum is what counts. */
 INLINE void norm_row(Dtype dtype, const char *x, char *residual, const char *weight, char *out,
@@ -31,18 +44,22 @@ INLINE void norm_row(Dtype dtype, const char *x, char *residual, const char *wei
     }
 }
 
-void radixcache_rms_norm(const char *x, long x_stride, char *residual, long residual_stride,
-                         const char *weight, char *out, long out_stride, long rows, long width,
-                         float eps, int dtype, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * width > WORTH_THREADS)
-    for (long row = 0; row < rows; row++) {
-        const char *from = x + row * x_stride;
-        char *sum = residual ? residual + row * residual_stride : 0, *to = out + row * out_stride;
-        if (dtype == FLOAT32)
-            norm_row(FLOAT32, from, sum, weight, to, width, eps);
-        else
-            norm_row(BFLOAT16, from, sum, weight, to, width, eps);
+long norm_items(const Norm *norm) { return items_of(norm->rows); }
+
+void normalise(const void *what, long item, int thread) {
+    (void)thread;
+    const Norm *n = what;
+    for (long row = item * ROWS; row < end_of(item, n->rows); row++) {
+        const char *x = n->x + row * n->x_stride;
+        char *sum = n->residual ? n->residual + row * n->residual_stride : NULL;
+        char *out = n->out + row * n->out_stride;
+        if (n->dtype == FLOAT32) norm_row(FLOAT32, x, sum, n->weight, out, n->width, n->eps);
+        else norm_row(BFLOAT16, x, sum, n->weight, out, n->width, n->eps);
     }
+}
+
+void radixcache_rms_norm(const Norm *norm, long threads) {
+    work_once(normalise, norm, norm_items(norm), threads_for(norm->rows, norm->width, threads));
 }
 
 INLINE void gate_row(Dtype dtype, const char *gate, char *out, long width) {
@@ -56,15 +73,20 @@ INLINE void gate_row(Dtype dtype, const char *gate, char *out, long width) {
     }
 }
 
-void radixcache_silu_and_mul(const char *gate_up, long stride, char *out, long out_stride,
-                             long rows, long width, int dtype, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * width > WORTH_THREADS)
-    for (long row = 0; row < rows; row++) {
-        if (dtype == FLOAT32)
-            gate_row(FLOAT32, gate_up + row * stride, out + row * out_stride, width);
-        else
-            gate_row(BFLOAT16, gate_up + row * stride, out + row * out_stride, width);
+long gate_items(const Gate *gate) { return items_of(gate->rows); }
+
+void open_gates(const void *what, long item, int thread) {
+    (void)thread;
+    const Gate *g = what;
+    for (long row = item * ROWS; row < end_of(item, g->rows); row++) {
+        const char *from = g->gate_up + row * g->stride;
+        if (g->dtype == FLOAT32) gate_row(FLOAT32, from, g->out + row * g->out_stride, g->width);
+        else gate_row(BFLOAT16, from, g->out + row * g->out_stride, g->width);
     }
+}
+
+void radixcache_silu_and_mul(const Gate *gate, long threads) {
+    work_once(open_gates, gate, gate_items(gate), threads_for(gate->rows, gate->width, threads));
 }
 
 /* Turn the pairs (i, i + D/2) of one head by the angles of its position; `to` may be `from`. */
@@ -80,16 +102,6 @@ INLINE void turn_head(Dtype dtype, const char *from, const float *cos, const flo
         store_some(dtype, to + (half + i) * size, right * c + left * s, count);
     }
 }
-
-typedef struct {
-    const char *qkv;
-    const float *cos, *sin; /* tables; a token's row is that of its position */
-    char *k_pool, *v_pool, *q;
-    const int64_t *slots; /* negative: store nothing */
-    long token_stride, head_stride, angle_stride, q_stride;
-    long block_size, num_slots, block_stride, slot_stride, pool_head_stride;
-    long heads, kv_heads, head_dim;
-} Turn;
 
 INLINE void turn_token(Dtype dtype, const Turn *t, long token) {
     long size = size_of(dtype), width = t->head_dim * size, half = t->head_dim / 2;
@@ -107,17 +119,27 @@ INLINE void turn_token(Dtype dtype, const Turn *t, long token) {
     }
 }
 
-/* Returns the first token whose slot is past the pool, having written nothing; else -1. */
-long radixcache_rotary_store(const Turn *turn, long tokens, int dtype, int threads) {
-    for (long token = 0; token < tokens; token++)
-        if (turn->slots[token] >= turn->num_slots) return token;
-    long width = (turn->heads + 2 * turn->kv_heads) * turn->head_dim;
-#pragma omp parallel for num_threads(threads) if (tokens * width > WORTH_THREADS)
-    for (long token = 0; token < tokens; token++) {
-        if (dtype == FLOAT32)
-            turn_token(FLOAT32, turn, token);
-        else
-            turn_token(BFLOAT16, turn, token);
+long turn_items(const Turn *turn) { return items_of(turn->tokens); }
+
+void turn_and_store(const void *what, long item, int thread) {
+    (void)thread;
+    const Turn *t = what;
+    for (long token = item * ROWS; token < end_of(item, t->tokens); token++) {
+        if (t->dtype == FLOAT32) turn_token(FLOAT32, t, token);
+        else turn_token(BFLOAT16, t, token);
     }
+}
+
+long first_wrong_slot(const Turn *turn) {
+    for (long token = 0; token < turn->tokens; token++)
+        if (turn->slots[token] >= turn->num_slots) return token;
     return -1;
+}
+
+/* Returns the first token whose slot is past the pool, having written nothing; else -1. */
+long radixcache_rotary_store(const Turn *turn, long threads) {
+    long wrong = first_wrong_slot(turn), width = (turn->heads + 2 * turn->kv_heads) * turn->head_dim;
+    if (wrong < 0)
+        work_once(turn_and_store, turn, turn_items(turn), threads_for(turn->tokens, width, threads));
+    return wrong;
 }
