@@ -38,6 +38,14 @@ def unpack(packed: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     return plain[: shape[0], : shape[1]].contiguous()
 
 
+def take_rows(packed: torch.Tensor, shape: tuple[int, int], ids: torch.Tensor) -> torch.Tensor:
+    """Return rows `ids` [R] of what was packed, [R, K]."""
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < shape[0]:
+        raise IndexError(f"ids go from {int(ids.min())} to {int(ids.max())}, of {shape[0]} rows")
+    found = packed[ids // PANEL, :, ids % PANEL]
+    return found.reshape(ids.shape[0], packed.shape[1] * packed.shape[3])[:, : shape[1]]
+
+
 def multiply(
     x: torch.Tensor,
     packed: torch.Tensor,

@@ -88,6 +88,18 @@ class PackedWeight:
             return _linear_native.unpack(self.packed, self.shape)
         return self.packed.to_dense()
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether `rows` can read them: the torch backend's layout is its own secret."""
+        return self.backend == "native"
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return some rows, [R, K] of ids [R]: a packed table of embeddings needs no second copy.
+
+        Raises IndexError for an id outside the N rows.  Cost: a cache line a number.
+        """
+        return _linear_native.take_rows(self.packed, self.shape, ids)
+
 
 def pack_weight(weight: torch.Tensor, *, backend: str | None = None) -> torch.Tensor | PackedWeight:
     """Lay a weight out once so that `linear` computes faster with it; keep only what is returned.

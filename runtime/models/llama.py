@@ -79,10 +79,12 @@ class LlamaModel:
             _fuse(weights, name)
             if progress:
                 progress(count)
-        self._embedding = weights["model.embed_tokens.weight"]
         self._norm = weights["model.norm.weight"]
-        head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-        self._head = pack_weight(weights.pop(head))
+        table = weights.pop("model.embed_tokens.weight")
+        self._head = pack_weight(table if config.tie_embeddings else weights.pop("lm_head.weight"))
+        self._embedding: torch.Tensor | PackedWeight = table
+        if config.tie_embeddings and isinstance(self._head, PackedWeight) and self._head.has_rows:
+            self._embedding = self._head  # one copy serves both
         self._layers = [_layer(weights, f"model.layers.{i}.") for i in range(config.num_layers)]
         cos, sin = rotary_table(inverse_frequencies(config), config.max_len)
         self._cos, self._sin = cos.to(device), sin.to(device)
@@ -92,7 +94,7 @@ class LlamaModel:
 
         returns  [T, hidden] in the model's dtype
         """
-        added = functional.embedding(batch.token_ids, self._embedding)
+        added = self._embed(batch.token_ids)
         x = torch.zeros_like(added)  # the residual stream; each norm adds to it what came before
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         attention = StepAttention(
@@ -110,6 +112,11 @@ class LlamaModel:
             normed = rms_norm(added, layer.ffn_norm, eps=eps, residual=x)
             added = self._product(silu_and_mul(self._product(normed, layer.gate_up)), layer.down)
         return x.add_(added)
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._embedding, PackedWeight):
+            return self._embedding.rows(token_ids)
+        return functional.embedding(token_ids, self._embedding)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Project hidden states onto the vocabulary.
@@ -142,7 +149,10 @@ class LlamaModel:
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every weight in its dtype, unpacked, in a fixed order."""
         layers = [getattr(layer, name) for layer in self._layers for name in LlamaLayer.__slots__]
-        for weight in (self._embedding, self._head, self._norm, *layers):
+        tables = (
+            (self._embedding, self._head) if self._embedding is not self._head else (self._head,)
+        )
+        for weight in (*tables, self._norm, *layers):
             if weight is not None:
                 yield weight.plain() if isinstance(weight, PackedWeight) else weight
 

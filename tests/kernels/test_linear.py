@@ -159,3 +159,18 @@ def test_many_sizes_of_packed_weights_match_and_leave_what_is_beside_them_alone(
             assert torch.allclose(wide[1:-1, :n].double(), expected, atol=bound, rtol=bound)
             wide[1:-1, :n] = float("nan")
             assert wide.isnan().all(), (rows, k, n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_a_packed_table_are_those_that_were_packed(dtype: torch.dtype) -> None:
+    if not native.available():
+        pytest.skip(native.build().reason)
+    table = torch.randn(70, 37).to(dtype)
+    packed = pack_weight(table, backend="native")
+    assert isinstance(packed, PackedWeight)
+    assert packed.has_rows
+    for ids in ([], [0], [69, 0, 31, 32, 0]):
+        wanted = torch.tensor(ids, dtype=torch.int64)
+        assert torch.equal(packed.rows(wanted), table[wanted])
+    with pytest.raises(IndexError, match="ids go from 3 to 70, of 70 rows"):
+        packed.rows(torch.tensor([3, 70]))
