@@ -25,7 +25,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     model                the embedded model's name, a .gguf file, a Hugging Face folder or hub name
     device               "auto" (CUDA where there is one, else the CPU), "cpu", "cuda", "cuda:1" …
-    dtype                of weights and K/V: "auto" (bfloat16 on CUDA, float32 on the CPU) or a name
+    dtype                of weights and K/V, by name; "auto" is bfloat16 where the device computes
+                         it faster (CUDA, a CPU with AVX512-BF16), float32 elsewhere
     kv_memory_bytes      memory for K/V, in bytes
     num_blocks           blocks of the pool, instead of `kv_memory_bytes`
     block_size           tokens a block; prefixes are published in whole blocks

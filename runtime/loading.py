@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
+from kernels import native
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
@@ -265,7 +266,8 @@ def choose_device(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
         raise InvalidSetting(f"device is {wish!r}, but this torch finds no CUDA device: use cpu")
     name = config.dtype
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
+        is_fast = device.type == "cuda" or native.prefers_bfloat16()
+        name = "bfloat16" if is_fast else "float32"
     dtype: torch.dtype = getattr(torch, name)
     return device, dtype
 

@@ -34,11 +34,12 @@ DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _SIGNATURES: Final = {
     "radixcache_linear": (_POINTER, _LONG),
+    "radixcache_multiplies_pairs": (),
     "radixcache_rms_norm": (_POINTER, _LONG),
     "radixcache_silu_and_mul": (_POINTER, _LONG),
     "radixcache_rotary_store": (_POINTER, _LONG),
 }
-"""A record of native/records.py, and the number of threads."""
+"""Most take a record of native/records.py, and the number of threads."""
 
 
 class Build(NamedTuple):
@@ -55,6 +56,12 @@ class Build(NamedTuple):
 def available() -> bool:
     """Whether the kernels run here; compiles them at the first call on a machine, for seconds."""
     return build().library is not None
+
+
+def prefers_bfloat16() -> bool:
+    """Whether this CPU computes bfloat16 at twice the rate of float32, and kernels that do."""
+    found = build().library
+    return found is not None and bool(found.radixcache_multiplies_pairs())
 
 
 def library() -> ctypes.CDLL:

@@ -109,3 +109,12 @@ void multiply(const void *what, long item, int thread) {
 void radixcache_linear(const Product *product, long threads) {
     work_once(multiply, product, product_items(product), (int)threads);
 }
+
+/* Whether a pair of bfloat16 is multiplied and added in one instruction here. */
+long radixcache_multiplies_pairs(void) {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
