@@ -23,7 +23,11 @@ from kernels.penalties import mask_logits, penalise
 from kernels.rotary_store import rotary_store_kv
 from kernels.sampling import sample
 from kernels.scratch import Scratch
-from kernels.shared_prefix_attention import plan_shared_prefix, shared_prefix_attention
+from kernels.shared_prefix_attention import (
+    plan_shared_prefix,
+    shared_prefix_attention,
+    shared_unit,
+)
 from kernels.store_kv import store_kv
 
 # Another distribution also installs a top-level package of this name; this tells ours from it.
@@ -59,6 +63,7 @@ __all__ = [
     "sample",
     "scatter_blocks",
     "shared_prefix_attention",
+    "shared_unit",
     "silu_and_mul",
     "store_kv",
     "uniform_noise",

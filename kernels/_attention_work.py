@@ -94,17 +94,20 @@ class SharedPrefixes:
         sequences: Sequence[int],
         common: Sequence[int],
         device: torch.device | str = "cpu",
+        *,
+        unit: int = SPLIT,
     ) -> SharedPrefixes:
         """Group sequences where that saves reads.
 
         sequences  sorted so that those with like beginnings are neighbours
         common     tokens that each has in the same blocks as the one before it; the first 0
+        unit       of tokens that are read once, see `shared_unit`
 
         >>> SharedPrefixes.among([3, 0, 2], [0, 1024, 700]).members
         tensor([3, 0], dtype=torch.int32)
         """
-        found = runs([length // SPLIT for length in common])
-        shared = [(list(sequences[a:b]), n * SPLIT) for a, b, n in found if n]
+        found = runs([length // unit for length in common])
+        shared = [(list(sequences[a:b]), n * unit) for a, b, n in found if n]
         return cls.of(shared, device)
 
 

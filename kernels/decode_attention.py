@@ -12,9 +12,9 @@ import torch
 
 from kernels._attention_call import Options, check_call, check_paged
 from kernels._attention_work import decode_work
-from kernels._extend_plan import ExtendPlan, plan_torch
+from kernels._extend_plan import ExtendPlan
 from kernels.backend import choose_backend
-from kernels.extend_attention import attend
+from kernels.extend_attention import attend, plan_on_cpu
 from kernels.scratch import Scratch
 
 
@@ -83,8 +83,9 @@ def plan_decode(
     """
     heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
     scratch = scratch or Scratch(k_pool.device)
-    if choose_backend(k_pool.device, backend) != "triton":
-        return plan_torch(k_pool, block_table, seq_lens, q_start, heads, scratch)
+    chosen = choose_backend(k_pool.device, backend)
+    if chosen != "triton":
+        return plan_on_cpu(k_pool, block_table, seq_lens, q_start, heads, scratch, chosen)
     from kernels._attention_triton import tiling_of  # optional: not on every platform
 
     tiling = tiling_of(k_pool.device, dtype or k_pool.dtype, heads, wide=False)

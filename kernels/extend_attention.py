@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from kernels._attention_call import Call, Options, check_call, check_paged
+from kernels._attention_native import NativePlan, plan_native, run_native, takes
 from kernels._attention_torch import run_options
-from kernels._attention_work import WorkPlan, extend_work
+from kernels._attention_work import SharedPrefixes, WorkPlan, extend_work
+from kernels._extend_cut import Heads
 from kernels._extend_plan import ExtendPlan, TorchPlan, plan_torch
 from kernels._extend_torch import run_torch
 from kernels.backend import check_float8, check_ids, check_power_of_two_blocks, choose_backend
@@ -90,7 +92,12 @@ def attend(
 
     planner  makes the list of work where no plan is given, from the call's arguments and `wishes`
     """
-    if choose_backend(call.k_pool.device, backend) != "triton":
+    chosen = choose_backend(call.k_pool.device, backend)
+    if chosen == "native" and takes(call.k_pool.dtype, call.q.shape[2]):
+        if call.options.are_plain:
+            return attend_native(call, plan, planner, **wishes)
+        plan = None  # the path with options plans nothing
+    if chosen != "triton":
         return attend_torch(call, plan)
     check_for_triton(call)
     num_tokens, num_heads, _ = call.q.shape
@@ -135,6 +142,42 @@ def attend_torch(call: Call, plan: ExtendPlan | None) -> torch.Tensor:
             raise ValueError(f"{name} or the number of heads is not what the plan was made for")
     run_torch(plan, call.q, call.k_pool, call.v_pool, call.scale, call.out)
     return call.out
+
+
+def attend_native(
+    call: Call, plan: ExtendPlan | None, planner: Callable[..., ExtendPlan | None], **wishes: Any
+) -> torch.Tensor:
+    """Run any plain attention operation in C, where all of them are the same."""
+    num_tokens, num_heads, _ = call.q.shape
+    if plan is None:
+        tables = (call.block_table, call.seq_lens, call.q_start)
+        sizes = {"num_heads": num_heads, "num_tokens": num_tokens}
+        plan = planner(call.k_pool, *tables, **sizes, backend="native", **wishes)
+    if not isinstance(plan, NativePlan):
+        raise TypeError(f"plan is a {type(plan).__name__}, made for another backend than native")
+    if plan.num_tokens != num_tokens:
+        raise ValueError(f"q has {num_tokens} rows, but q_start ends at {plan.num_tokens}")
+    if (plan.heads, plan.block_size) != (call.heads, call.k_pool.shape[1]):
+        raise ValueError("k_pool or the number of heads is not what the plan was made for")
+    run_native(call, plan)
+    return call.out
+
+
+def plan_on_cpu(
+    k_pool: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    q_start: torch.Tensor,
+    heads: Heads,
+    scratch: Scratch,
+    chosen: str,
+    prefixes: SharedPrefixes | None = None,
+) -> ExtendPlan:
+    """Plan any attention operation for the backend that was chosen, torch or native."""
+    tables = (block_table, seq_lens, q_start)
+    if chosen == "native" and takes(k_pool.dtype, heads.dim):
+        return plan_native(k_pool, *tables, heads, scratch, prefixes)
+    return plan_torch(k_pool, *tables, heads, scratch)
 
 
 def check_for_triton(call: Call) -> None:
@@ -184,8 +227,9 @@ def plan_extend(
     heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
     if scratch is None:
         scratch = Scratch(k_pool.device)
-    if choose_backend(k_pool.device, backend) != "triton":
-        return plan_torch(k_pool, block_table, seq_lens, q_start, heads, scratch)
+    chosen = choose_backend(k_pool.device, backend)
+    if chosen != "triton":
+        return plan_on_cpu(k_pool, block_table, seq_lens, q_start, heads, scratch, chosen)
     if num_tokens is None:
         return None
     from kernels._attention_triton import tiling_of  # optional: not on every platform

@@ -18,11 +18,12 @@ from functools import partial
 import torch
 
 from kernels._attention_call import Options, check_call, check_paged
-from kernels._attention_work import SharedPrefixes, shared_work
+from kernels._attention_native import TILE
+from kernels._attention_work import SPLIT, SharedPrefixes, shared_work
 from kernels._extend_plan import ExtendPlan
 from kernels.backend import check_ids, check_index, choose_backend
 from kernels.decode_attention import longest, plan_decode
-from kernels.extend_attention import attend
+from kernels.extend_attention import attend, plan_on_cpu
 from kernels.scratch import Scratch
 
 
@@ -56,9 +57,10 @@ def shared_prefix_attention(
     others    as in `decode_attention`
     returns   [T, H, D] in q.dtype
 
-    Raises as `extend_attention` does.  Cost: whole splits of 512 keys at the front of a group are
-    read once for every 64 / group queries of all its members together, everything else as in
-    `decode_attention`.  The torch backend finds shared prefixes by itself.
+    Raises as `extend_attention` does.  Cost: whole units of keys (`shared_unit`: 512, or 64 on the
+    native backend) at the front of a group are read once for every 64 / group queries of all its
+    members together, everything else as in `decode_attention`.  The torch backend finds shared
+    prefixes by itself.
     Source: Juravsky et al. 2024 (Hydragen); Ye et al. 2024 (cascade inference).
     """
     options = Options(window, sinks, soft_cap, tree_mask, k_scale, v_scale, lse)
@@ -93,7 +95,13 @@ def plan_shared_prefix(
     It holds, and costs, what `plan_extend` says.
     """
     check_prefixes(prefixes, block_table)
-    if not prefixes.members.shape[0] or choose_backend(k_pool.device, backend) != "triton":
+    chosen = choose_backend(k_pool.device, backend)
+    if chosen == "native":
+        heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
+        scratch = scratch or Scratch(k_pool.device)
+        tables = (block_table, seq_lens, q_start)
+        return plan_on_cpu(k_pool, *tables, heads, scratch, chosen, prefixes)
+    if not prefixes.members.shape[0] or chosen == "torch":
         return plan_decode(
             k_pool,
             block_table,
@@ -118,6 +126,14 @@ def plan_shared_prefix(
         tiling=tiling_of(k_pool.device, dtype or k_pool.dtype, heads, wide=False),
         scratch=scratch or Scratch(k_pool.device),
     )
+
+
+def shared_unit(device: torch.device, backend: str | None = None) -> int:
+    """Return how many tokens a group must have in common for a backend to read them once.
+
+    Longer prefixes count in multiples of it.
+    """
+    return TILE if choose_backend(device, backend) == "native" else SPLIT
 
 
 def check_prefixes(prefixes: SharedPrefixes, block_table: torch.Tensor) -> None:

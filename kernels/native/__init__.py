@@ -38,6 +38,9 @@ _SIGNATURES: Final = {
     "radixcache_rms_norm": (_POINTER, _LONG),
     "radixcache_silu_and_mul": (_POINTER, _LONG),
     "radixcache_rotary_store": (_POINTER, _LONG),
+    "radixcache_attention": (_POINTER, _LONG),
+    "radixcache_attention_list": (_POINTER,),
+    "radixcache_attention_scratch": (_POINTER,),
 }
 """Most take a record of native/records.py, and the number of threads."""
 

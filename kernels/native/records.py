@@ -1,4 +1,5 @@
-"""The records that the kernels in C read, field by field as kernels.h and decoder.c have them.
+"""The records that the kernels in C read, field by field as kernels.h, attention.h and decoder.c
+have them.
 
 Owns: their layout.  Does not know: who fills them.
 """
@@ -52,6 +53,46 @@ class Turn(ctypes.Structure):
         *fields(_LONG, "token_stride head_stride angle_stride q_stride"),
         *fields(_LONG, "block_size num_slots block_stride slot_stride pool_head_stride"),
         *fields(_LONG, "heads kv_heads head_dim tokens dtype"),
+    )
+
+
+_WORK = "items tokens limits parts"
+_PHASE_ENDS = ("phase_ends", _LONG * 3)
+
+
+class AttentionStep(ctypes.Structure):
+    """The work of a step of attention."""
+
+    _fields_ = (
+        *fields(_POINTER, f"{_WORK} block_table part_sums part_marks scratch"),
+        _PHASE_ENDS,
+        *fields(_LONG, "table_stride num_kv_heads group head_dim block_size"),
+        *fields(_LONG, "max_rows scratch_bytes dtype"),
+    )
+
+
+class Attention(ctypes.Structure):
+    """Attention in one layer; strides in bytes."""
+
+    _fields_ = (
+        *fields(_POINTER, "step q k v out"),
+        *fields(_LONG, "q_token q_head out_token out_head"),
+        *fields(_LONG, "k_block k_slot k_head v_block v_slot v_head"),
+        ("scale", _FLOAT),
+    )
+
+
+class Listing(ctypes.Structure):
+    """What the list of a step of attention is made from, and what came of it."""
+
+    _fields_ = (
+        *fields(_POINTER, "seq_lens q_start members starts lens block_table"),
+        *fields(_LONG, "num_sequences num_members num_groups"),
+        *fields(_LONG, "table_stride num_blocks block_size"),
+        *fields(_LONG, "max_rows num_kv_heads group tile room threads"),
+        *fields(_POINTER, f"skipped {_WORK}"),
+        _PHASE_ENDS,
+        *fields(_LONG, "num_entries num_parts wrong lacking"),
     )
 
 

@@ -29,6 +29,7 @@ from kernels import (
     plan_extend,
     plan_shared_prefix,
     shared_prefix_attention,
+    shared_unit,
 )
 from radixcache.tokens import common_prefix_len, num_tokens
 from runtime.models.batch import Batch
@@ -66,11 +67,14 @@ class StepAttention:
         dtype: torch.dtype,
         scratch: Scratch,
     ) -> None:
+        backend = choose_backend(k_pool.device)
         num_decoding = 0
-        if choose_backend(k_pool.device) == "triton":  # the torch backend has one way for all
+        if backend != "torch":  # which has one way for all
             num_decoding = sum(1 for _ in takewhile(lambda rows: rows <= FEW_ROWS, batch.counts))
+        # the native backend deals out both kinds in one list
+        cuts = {0, len(batch.counts)} | ({num_decoding} if backend == "triton" else set())
         self._parts = []
-        for first, end in pairwise(sorted({0, num_decoding, len(batch.counts)})):
+        for first, end in pairwise(sorted(cuts)):
             row, num_rows = sum(batch.counts[:first]), sum(batch.counts[first:end])
             q_start = batch.q_start[first : end + 1]
             tables = (
@@ -84,8 +88,8 @@ class StepAttention:
                 "dtype": dtype,
                 "scratch": scratch,
             }
-            if end <= num_decoding:
-                attend = _decode(batch, end, k_pool, tables, sizes)
+            if first < num_decoding:
+                attend = _decode(batch, num_decoding, k_pool, tables, sizes)
             else:
                 attend = partial(extend_attention, plan=plan_extend(k_pool, *tables, **sizes))
             self._parts.append(_Part(slice(row, row + num_rows), tables, attend))
@@ -124,7 +128,8 @@ def _shared_prefixes(batch: Batch, count: int, *, block_size: int) -> SharedPref
         ours, theirs = batch.tables[one], batch.tables[other]
         alike = common_prefix_len(ours, 0, theirs, num_tokens(ours)) * block_size
         common.append(min(alike, _prefix_len(batch, one), _prefix_len(batch, other)))
-    return SharedPrefixes.among(order, common, batch.block_table.device)
+    device = batch.block_table.device
+    return SharedPrefixes.among(order, common, device, unit=shared_unit(device))
 
 
 def _prefix_len(batch: Batch, index: int) -> int:
