@@ -138,15 +138,27 @@ def _refuse(seq_lens: torch.Tensor, q_start: torch.Tensor, room: int) -> NoRetur
 
 def run_native(call: Call, plan: NativePlan) -> None:
     """Fill `call.out`; IndexError for keys in no block."""
+    record = attention_record(call.q, call.k_pool, call.v_pool, call.out, call.scale, plan)
+    library().radixcache_attention(byref(record), plan.threads)
+
+
+def attention_record(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    plan: NativePlan,
+) -> Attention:
+    """Write down one layer's attention; IndexError for keys in no block."""
     if plan.lacking >= 0:
         raise IndexError(
-            f"block_table[{plan.lacking}] names blocks outside 0 to {call.k_pool.shape[0] - 1}"
+            f"block_table[{plan.lacking}] names blocks outside 0 to {k_pool.shape[0] - 1}"
         )
-    q, k_pool, v_pool, out = call.q, call.k_pool, call.v_pool, call.out
     size = q.element_size()
     k_block, k_slot, k_head, _ = k_pool.stride()
     v_block, v_slot, v_head, _ = v_pool.stride()
-    attention = Attention(
+    return Attention(
         addressof(plan.step),
         q.data_ptr(),
         k_pool.data_ptr(),
@@ -162,6 +174,5 @@ def run_native(call: Call, plan: NativePlan) -> None:
         size * v_block,
         size * v_slot,
         size * v_head,
-        call.scale,
+        scale,
     )
-    library().radixcache_attention(byref(attention), plan.threads)

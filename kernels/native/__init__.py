@@ -38,6 +38,7 @@ _SIGNATURES: Final = {
     "radixcache_rms_norm": (_POINTER, _LONG),
     "radixcache_silu_and_mul": (_POINTER, _LONG),
     "radixcache_rotary_store": (_POINTER, _LONG),
+    "radixcache_decoder": (_POINTER, _POINTER, _LONG),
     "radixcache_attention": (_POINTER, _LONG),
     "radixcache_attention_list": (_POINTER,),
     "radixcache_attention_scratch": (_POINTER,),

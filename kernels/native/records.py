@@ -106,8 +106,9 @@ class Decoder(ctypes.Structure):
     """A step through all layers of a decoder."""
 
     _fields_ = (
-        *fields(_POINTER, "layers residual added normed mixed attended gate_up gated attention"),
+        *fields(_POINTER, "layers residual added normed mixed attended gate_up gated"),
         *fields(_LONG, "num_layers hidden ffn pool_stride"),
-        *fields(_FLOAT, "eps scale"),
         ("turn", Turn),
+        ("attention", Attention),
+        ("eps", _FLOAT),
     )

@@ -12,7 +12,6 @@ what.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -20,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from kernels import (
+    ExtendPlan,
     Scratch,
     SharedPrefixes,
     choose_backend,
@@ -37,7 +37,6 @@ from runtime.models.batch import Batch
 FEW_ROWS: Final = 8
 """Rows of a slice, at most, that are laid out as decode: one token, or a few drafts."""
 
-_Attend: TypeAlias = Callable[..., torch.Tensor]
 _Tables: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -46,7 +45,7 @@ class _Part(NamedTuple):
 
     rows: slice
     tables: _Tables  # block_table, seq_lens, q_start
-    attend: _Attend
+    attend: partial[torch.Tensor]
 
 
 class StepAttention:
@@ -94,6 +93,11 @@ class StepAttention:
                 attend = partial(extend_attention, plan=plan_extend(k_pool, *tables, **sizes))
             self._parts.append(_Part(slice(row, row + num_rows), tables, attend))
 
+    @property
+    def plan(self) -> ExtendPlan | None:
+        """The plan of the whole step, where one operation computes all of it; else None."""
+        return self._parts[0].attend.keywords["plan"] if len(self._parts) == 1 else None
+
     def __call__(
         self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, *, scale: float
     ) -> torch.Tensor:
@@ -106,7 +110,7 @@ class StepAttention:
 
 def _decode(
     batch: Batch, count: int, k_pool: torch.Tensor, tables: _Tables, sizes: dict[str, Any]
-) -> _Attend:
+) -> partial[torch.Tensor]:
     """Attend from the first `count` slices; what some have in the same blocks is read once."""
     longest = max(batch.lens[:count])
     prefixes = _shared_prefixes(batch, count, block_size=k_pool.shape[1])

@@ -18,6 +18,7 @@ from kernels import (
     PackedWeight,
     RowLayout,
     Scratch,
+    fuse_layers,
     linear,
     pack_weight,
     rms_norm,
@@ -86,6 +87,13 @@ class LlamaModel:
         if config.tie_embeddings and isinstance(self._head, PackedWeight) and self._head.has_rows:
             self._embedding = self._head  # one copy serves both
         self._layers = [_layer(weights, f"model.layers.{i}.") for i in range(config.num_layers)]
+        self._fused = fuse_layers(
+            self._layers,
+            dtype=dtype,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            scale=self._scale,
+        )
         cos, sin = rotary_table(inverse_frequencies(config), config.max_len)
         self._cos, self._sin = cos.to(device), sin.to(device)
 
@@ -104,6 +112,10 @@ class LlamaModel:
             dtype=self.dtype,
             scratch=self._scratch,
         )
+        if self._fused and attention.plan and self.row_layout is None:
+            step = (cos, sin, store.pool, batch.slot_mapping, attention.plan)
+            self._fused.run(added, x, *step)
+            return x.add_(added)
         step = _Step(batch, store, attention, cos, sin)
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._layers):

@@ -1,0 +1,179 @@
+"""A decoder's layers in one call, where the native kernels compute all of their operations.
+
+Owns: whether a stack of layers can go this way, and the records of the call.  Does not know: models
+beyond the order of a Llama-like layer, nor how an operation works.
+Idea: on a CPU a step of few rows is thousands of operations of microseconds.  Called one by one
+they cost more in Python than in arithmetic, and take the interpreter's lock back each time; here
+they take it once a step.  The bits are those of the same operations one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref
+from typing import Final, Protocol
+
+import torch
+
+from kernels._attention_native import NativePlan, attention_record, takes
+from kernels._extend_plan import ExtendPlan
+from kernels._rows_native import turn_record, wrong_slot
+from kernels.backend import check_device, check_dtype, check_shape, check_slots, choose_backend
+from kernels.linear import PackedWeight
+from kernels.native import DTYPES, library
+from kernels.native.records import Decoder, Layer
+from kernels.norm_rope import check_angles
+from kernels.scratch import Scratch
+
+LISTS: Final = 12
+"""Lists of work in a layer, at most; of 128 bytes each."""
+
+
+class LayerWeights(Protocol):
+    """Weights of one layer; q, k, v in one matrix, gate and up in another.
+
+    qkv      [(H + 2·Hkv)·D, hidden]     gate_up  [2·ffn, hidden]
+    out      [hidden, H·D]               down     [hidden, ffn]
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor | PackedWeight
+    qkv_bias: torch.Tensor | None
+    out: torch.Tensor | PackedWeight
+    out_bias: torch.Tensor | None
+    ffn_norm: torch.Tensor
+    gate_up: torch.Tensor | PackedWeight
+    down: torch.Tensor | PackedWeight
+
+
+class DecoderLayers:
+    """Layers that `fuse_layers` found fit to run in one call; holds their weights.
+
+    One thread at a time: the working memory is kept from call to call.
+    """
+
+    def __init__(
+        self, layers: Sequence[LayerWeights], dtype: torch.dtype, eps: float, scale: float
+    ) -> None:
+        self._layers = layers
+        self._dtype, self._eps, self._scale = dtype, eps, scale
+        self._records = (Layer * len(layers))(*map(_record, layers))
+        cpu = torch.device("cpu")
+        self._scratch, self._lists = Scratch(cpu, dtype), Scratch(cpu, torch.int64)
+
+    def run(
+        self,
+        added: torch.Tensor,
+        residual: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        pools: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        plan: ExtendPlan,
+    ) -> None:
+        """Compute all layers: what `added` and `residual` hold becomes what the last layer leaves.
+
+        added         [T, hidden] dense: what the first norm adds to the residual stream
+        residual      [T, hidden] dense
+        cos, sin      [T, D/2] float32, the table's rows at each token's position
+        pools         [L, 2, N, B, Hkv, D]  K and V of all layers
+        slot_mapping  [T] int64, as in `store_kv`
+        plan          of the step, for pools of this layout
+
+        Raises IndexError for a slot past the pool, before anything is computed, and ValueError or
+        TypeError for arguments that do not fit together.
+        """
+        if not isinstance(plan, NativePlan):
+            raise TypeError(
+                f"plan is a {type(plan).__name__}, made for another backend than native"
+            )
+        first = self._layers[0]
+        tokens, hidden = added.shape
+        heads, width = plan.heads, plan.heads.num_kv * plan.heads.group * plan.heads.dim
+        check_shape("added", added, (plan.num_tokens, first.out.shape[0]))
+        check_shape("residual", residual, tuple(added.shape))
+        check_shape("pools", pools, (len(self._layers), 2, "N", "B", heads.num_kv, heads.dim))
+        for name, tensor in (("added", added), ("residual", residual), ("pools", pools)):
+            check_dtype(name, tensor, (self._dtype,))
+            check_device(name, tensor, torch.device("cpu"))
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} has strides {tensor.stride()}, expected contiguous")
+        k_pool, v_pool = pools[0]
+        check_slots(slot_mapping, tokens, k_pool)
+        check_angles(tokens, heads.dim, cos, sin, k_pool.device)
+        if not tokens:
+            return
+        ffn = first.down.shape[1]
+        take = self._scratch.take
+        mixed = take("mixed", tokens, first.qkv.shape[0] // heads.dim, heads.dim)
+        buffers = {
+            "normed": take("normed", tokens, hidden),
+            "mixed": mixed,
+            "attended": take("attended", tokens, width),
+            "gate_up": take("gate_up", tokens, 2 * ffn),
+            "gated": take("gated", tokens, ffn),
+        }
+        q = take("q", tokens, width // heads.dim, heads.dim)
+        lists = self._lists.take("lists", len(self._layers) * LISTS * 16 + 8).zero_()
+        attended = buffers["attended"].view(q.shape)
+        decoder = Decoder(
+            layers=ctypes.addressof(self._records),
+            residual=residual.data_ptr(),
+            added=added.data_ptr(),
+            num_layers=len(self._layers),
+            hidden=hidden,
+            ffn=ffn,
+            pool_stride=pools.stride(0) * pools.element_size(),
+            eps=self._eps,
+            turn=turn_record(mixed, cos, sin, k_pool, v_pool, slot_mapping, q),
+            attention=attention_record(q, k_pool, v_pool, attended, self._scale, plan),
+            **{name: buffer.data_ptr() for name, buffer in buffers.items()},
+        )
+        start = lists.data_ptr() + -lists.data_ptr() % 64
+        wrong = library().radixcache_decoder(byref(decoder), start, torch.get_num_threads())
+        if wrong >= 0:
+            raise wrong_slot(slot_mapping, wrong, decoder.turn.num_slots)
+
+
+def fuse_layers(
+    layers: Sequence[LayerWeights],
+    *,
+    dtype: torch.dtype,
+    head_dim: int,
+    eps: float,
+    scale: float,
+    backend: str | None = None,
+) -> DecoderLayers | None:
+    """Return the layers as one operation; None where some operation of theirs is not native.
+
+    dtype, head_dim, eps, scale  of all layers, as in `rms_norm` and `extend_attention`
+    """
+    matrices = [m for layer in layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    device = matrices[0].device if matrices else torch.device("meta")
+    fits = (
+        dtype in DTYPES
+        and takes(dtype, head_dim)
+        and device.type == "cpu"
+        and choose_backend(device, backend) == "native"
+        and all(isinstance(m, PackedWeight) and m.backend == "native" for m in matrices)
+    )
+    return DecoderLayers(layers, dtype, eps, scale) if fits else None
+
+
+def _record(layer: LayerWeights) -> Layer:
+    def pointer(weight: torch.Tensor | PackedWeight | None) -> int | None:
+        if weight is None:
+            return None
+        return (weight.packed if isinstance(weight, PackedWeight) else weight).data_ptr()
+
+    return Layer(
+        attention_norm=pointer(layer.attention_norm),
+        qkv=pointer(layer.qkv),
+        qkv_bias=pointer(layer.qkv_bias),
+        out=pointer(layer.out),
+        out_bias=pointer(layer.out_bias),
+        ffn_norm=pointer(layer.ffn_norm),
+        gate_up=pointer(layer.gate_up),
+        down=pointer(layer.down),
+    )
