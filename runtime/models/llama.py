@@ -113,8 +113,8 @@ class LlamaModel:
             scratch=self._scratch,
         )
         if self._fused and attention.plan and self.row_layout is None:
-            step = (cos, sin, store.pool, batch.slot_mapping, attention.plan)
-            self._fused.run(added, x, *step)
+            pools, slots = store.pool, batch.slot_mapping
+            self._fused.run(added, x, cos, sin, pools, slots, attention.plan)
             return x.add_(added)
         step = _Step(batch, store, attention, cos, sin)
         eps = self.config.rms_norm_eps
