@@ -8,6 +8,7 @@ of one length, so that all go through one batched call, and keys are gathered bl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
-from kernels import PackedWeight
+from kernels import PackedWeight, pack_weight
 from runtime.models import attention, llama
 
 
@@ -126,11 +127,19 @@ def unpadded(
 ) -> torch.Tensor:
     """Multiply as the library does with the weight as it is, without a companion or padding."""
     if isinstance(weight, PackedWeight):
+        weight = library_weight(weight)
+    if isinstance(weight, PackedWeight):
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, weight.packed, bias, "none", [], ""
         )
         return result
     return functional.linear(x, weight, bias)
+
+
+@functools.cache
+def library_weight(weight: PackedWeight) -> torch.Tensor | PackedWeight:
+    """Return a weight as the library packs it, once."""
+    return weight if weight.backend == "torch" else pack_weight(weight.plain(), backend="torch")
 
 
 def plain_norm(
@@ -188,6 +197,11 @@ def plain_model(attend: Attend) -> Iterator[None]:
         "silu_and_mul": plain_silu,
         "rotary_store_kv": plain_rotary_store,
     }
-    attending = {"plan_extend": plan_plain, "extend_attention": plain_attention(attend)}
-    with patch.multiple(llama, **ways), patch.multiple(attention, **attending):
+    attending = {
+        "choose_backend": lambda device: "torch",  # one way of attention for all rows
+        "plan_extend": plan_plain,
+        "extend_attention": plain_attention(attend),
+    }
+    apart = patch.object(attention.StepAttention, "plan", None)  # operation by operation
+    with patch.multiple(llama, **ways), patch.multiple(attention, **attending), apart:
         yield

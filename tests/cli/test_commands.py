@@ -31,7 +31,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_info_works_out_how_many_tokens_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "info", "--kv-memory", "1GiB")
+    code, out, _ = run(capsys, "info", "--kv-memory", "1GiB", "--dtype", "float32")
     assert code == 0
     assert "2 (K and V) × 30 layers × 3 kv heads × 64 head dim × 4 bytes = 46,080 bytes" in out
     assert "1,456 blocks = 23,296 tokens" in out

@@ -23,8 +23,9 @@ from runtime.exactness.scenarios import Scenario, quick, thorough
 from runtime.exactness.trial import Laboratory
 from runtime.exactness.verify import verify
 from runtime.kv.store import KVStore
-from runtime.models import attention, llama
+from runtime.models import llama
 from runtime.models.llama import LlamaModel
+from tests.support.planted_arithmetic import one_by_one, plant_attention
 from tests.support.tiny_checkpoints import write_tiny_gguf
 from tests.support.tiny_models import random_weights, tiny_config
 
@@ -113,7 +114,7 @@ def relative_tiles(
 def test_attention_in_tiles_relative_to_the_chunk_is_found_behind_layer_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "extend_attention", relative_tiles)
+    plant_attention(monkeypatch, relative_tiles)
     certificate = verified(tiny_model())
     assert not certificate.exact
     found = certificate.outcomes[-1].difference
@@ -133,6 +134,7 @@ def test_a_product_that_depends_on_the_batch_is_found_in_its_own_layer(
         result = linear(x, weight, *rest, **layout)
         return result * (1 + 1e-6 * len(x)) if weight is broken else result
 
+    one_by_one(monkeypatch)
     monkeypatch.setattr(llama, "linear", product)
     certificate = verified(model)
     found = certificate.outcomes[-1].difference
@@ -149,6 +151,7 @@ def test_a_head_that_depends_on_the_batch_is_found_in_the_logits(
         result = linear(x, weight, *rest, **layout)
         return result * (1 + 1e-6 * len(x)) if weight is model.head_weight else result
 
+    one_by_one(monkeypatch)
     monkeypatch.setattr(llama, "linear", product)
     found = verified(model).outcomes[-1].difference
     assert found is not None
@@ -212,7 +215,7 @@ def test_a_step_that_fails_ends_the_verification(monkeypatch: pytest.MonkeyPatch
     def fail(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(attention, "extend_attention", fail)
+    plant_attention(monkeypatch, fail)
     with pytest.raises(EngineFailure, match="no such instruction"):
         Laboratory(tiny_model()).run(BUSY)
 
@@ -225,12 +228,12 @@ def test_the_command_prints_a_certificate_and_ends_with_1_where_a_bit_differs(
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf")
     monkeypatch.setattr("runtime.cli.verify.quick", lambda: [BUSY])
-    flags = ["verify", "--model", str(path), "--num-threads", "1"]
+    flags = ["verify", "--model", str(path), "--num-threads", "1", "--dtype", "float32"]
     assert main(flags) == 0
     captured = capsys.readouterr()
     assert "result        EXACT" in captured.out
     assert f"same bits  {BUSY}" in captured.err
-    monkeypatch.setattr(attention, "extend_attention", relative_tiles)
+    plant_attention(monkeypatch, relative_tiles)
     assert main([*flags, "--json"]) == 1
     certificate = json.loads(capsys.readouterr().out)
     assert certificate["exact"] is False

@@ -44,7 +44,7 @@ def build_engine(llm: LLM, *, block_size: int, chunk: int, cached: bool) -> Engi
         runtime.model_config,
         num_blocks=num_blocks,
         block_size=block_size,
-        dtype=torch.float32,
+        dtype=executor.model.dtype,
         device=torch.device("cpu"),
     )
     return Engine(

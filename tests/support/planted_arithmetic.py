@@ -26,6 +26,21 @@ Cuts = Callable[[int, int, int], list[int]]
 """Where the keys of a sequence are cut: from its first new row, its length and the batch's size."""
 
 
+ATTENDING = ("extend_attention", "decode_attention", "shared_prefix_attention")
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models compute their layers operation by operation, as a fault in one of them needs."""
+    monkeypatch.setattr(ATTENTION.StepAttention, "plan", None)
+
+
+def plant_attention(monkeypatch: pytest.MonkeyPatch, attend: Callable[..., Any]) -> None:
+    """Put `attend` in the place of every attention operation of a model."""
+    one_by_one(monkeypatch)
+    for name in ATTENDING:
+        monkeypatch.setattr(ATTENTION, name, attend)
+
+
 class PlantedFault(NamedTuple):
     """One fault: what goes wrong, as a phrase, and how it is put in place for a test."""
 
@@ -62,7 +77,7 @@ def attention_cut_at(cuts: Cuts) -> Callable[[pytest.MonkeyPatch], None]:
             ).to(q.dtype)
         return out
 
-    return lambda monkeypatch: monkeypatch.setattr(ATTENTION, "extend_attention", attend)
+    return lambda monkeypatch: plant_attention(monkeypatch, attend)
 
 
 def _in_parts(
@@ -96,7 +111,7 @@ def _plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _store_after_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend, rotate = ATTENTION.extend_attention, LLAMA.rotary_store_kv
+    rotate = LLAMA.rotary_store_kv
     late: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def rotate_alone(mixed: Any, cos: Any, sin: Any, *pools_and_slots: Any) -> torch.Tensor:
@@ -108,15 +123,20 @@ def _store_after_attention(monkeypatch: pytest.MonkeyPatch) -> None:
             pool.copy_(unwritten)
         return q
 
-    def attend_first(*tensors: Any, **options: Any) -> torch.Tensor:
-        attended: torch.Tensor = attend(*tensors, **options)
-        for _ in range(2):
-            pool, written = late.pop()
-            pool.copy_(written)
-        return attended
+    def attend_first(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*tensors: Any, **options: Any) -> torch.Tensor:
+            attended = attend(*tensors, **options)
+            for _ in range(2):
+                pool, written = late.pop()
+                pool.copy_(written)
+            return attended
 
+        return run
+
+    one_by_one(monkeypatch)
     monkeypatch.setattr(LLAMA, "rotary_store_kv", rotate_alone)
-    monkeypatch.setattr(ATTENTION, "extend_attention", attend_first)
+    for name in ATTENDING:
+        monkeypatch.setattr(ATTENTION, name, attend_first(getattr(ATTENTION, name)))
 
 
 def _edit(name: str, where: tuple[Any, str], edit: tuple[str, str]) -> PlantedFault:
