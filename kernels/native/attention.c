@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     char *q;              /* [rows][dim] in the dtype of the pools */
     float *keys;          /* [dim][TILE] */
-    float *values;        /* [TILE][dim] */
+    float *values;        /* [TILE][dim], or pairs of them in half as many rows */
     float *scores;        /* [MAX_ROWS][TILE] */
     float *sums;          /* [rows][dim], of all tiles so far */
     float *top, *mass;    /* [rows + LANES] likewise */
@@ -83,14 +83,14 @@ static void locate(const Attention *a, Rows *rows, int sequence, long head, long
     for (; i < TILE; i++) rows->k[i] = rows->v[i] = nothing;
 }
 
-/* Copy values as float32, and read them there from now on. */
+/* Copy values to where they lie side by side, in pairs of keys if they are halves. */
 INLINE void copy_values(Dtype dtype, Workspace *w, long dim) {
-    for (int i = 0; i < TILE; i++) {
-        float *to = w->values + i * dim;
-        expect(w->ahead.v[i], dim * size_of(dtype));
+    int steps = dtype == FLOAT32 ? TILE : TILE / 2;
+    for (int step = 0; step < steps; step++) {
+        float *to = w->values + step * dim;
         for (long d = 0; d < dim; d += LANES)
-            store(to + d, load_some(dtype, w->at.v[i] + d * size_of(dtype), LANES));
-        w->at.v[i] = (const char *)to;
+            store(to + d, load_values(dtype, 0, w->at.v, step, d, 0));
+        w->at.v[step] = (const char *)to;
     }
 }
 
@@ -103,8 +103,8 @@ typedef struct {
     int apart;
 } Tile;
 
-/* One tile against rows first … first + rows; `rows` and the dtypes are known where inlined. */
-INLINE void attend_block(int rows, Dtype dtype, Dtype v_dtype, const Tile *tile,
+/* One tile against rows first … first + rows; `rows`, `dtype` and `copied` are known where inlined. */
+INLINE void attend_block(int rows, Dtype dtype, int copied, const Tile *tile,
                          const char *const *ahead, int first) {
     Workspace *w = tile->w;
     int seen[MAX_ROWS], fewest = TILE, most = 0;
@@ -119,7 +119,7 @@ INLINE void attend_block(int rows, Dtype dtype, Dtype v_dtype, const Tile *tile,
     Joint by, *joint = tile->apart ? NULL : &by;
     long q_bytes = tile->dim * size_of(dtype);
     score(rows, dtype, w->q + first * q_bytes, q_bytes, w->keys, w->scores);
-    weigh(rows, w->scores, all(tile->scale), seen, &marks);
+    weigh(rows, dtype, w->scores, all(tile->scale), seen, &marks);
     v16 top = load(marks.top), mass = load(marks.mass);
     if (joint) {
         top = load(w->top + first);
@@ -134,22 +134,22 @@ INLINE void attend_block(int rows, Dtype dtype, Dtype v_dtype, const Tile *tile,
     }
     float *const *to = w->to + first;
     if (fewest == most) {
-        add_values(rows, v_dtype, w->scores, w->at.v, ahead, most, joint, to, tile->dim);
+        add_values(rows, dtype, copied, w->scores, w->at.v, ahead, most, joint, to, tile->dim);
         return;
     }
     for (int i = 0; i < rows; i++) {
         if (!seen[i]) continue;
         float shrink = by.shrink[i], weight = by.weight[i];
         Joint alone = {all(shrink), all(weight)};
-        add_values(1, v_dtype, w->scores + i * TILE, w->at.v, NULL, seen[i],
+        add_values(1, dtype, copied, w->scores + i * TILE, w->at.v, NULL, seen[i],
                    joint ? &alone : NULL, to + i, tile->dim);
     }
 }
 
 #define CASE(n) \
-    case n: attend_block(n, dtype, v_dtype, tile, ahead, first); break;
+    case n: attend_block(n, dtype, copied, tile, ahead, first); break;
 
-INLINE void attend_rows(int rows, Dtype dtype, Dtype v_dtype, const Tile *tile,
+INLINE void attend_rows(int rows, Dtype dtype, int copied, const Tile *tile,
                         const char *const *ahead, int first) {
     switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 }
@@ -157,13 +157,21 @@ INLINE void attend_rows(int rows, Dtype dtype, Dtype v_dtype, const Tile *tile,
 /* One tile against the rows of one key head, from `first` on. */
 INLINE void attend_tile(Dtype dtype, const Tile *tile, int first, int rows) {
     Workspace *w = tile->w;
-    transpose_keys(w->at.k, w->ahead.k, tile->dim * size_of(dtype) / 4, w->keys);
+    long steps = tile->dim * size_of(dtype) / 4;
     int copied = rows > FEW_ROWS, blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    if (copied) copy_values(dtype, w, tile->dim);
+    if (copied) {
+        transpose_keys(w->at.k, NULL, steps, w->keys);
+        copy_values(dtype, w, tile->dim);
+    } else transpose_keys(w->at.k, w->ahead.k, steps, w->keys);
     for (int block = 0; block < blocks; block++) {
         int from = first + rows * block / blocks, end = first + rows * (block + 1) / blocks;
-        if (copied) attend_rows(end - from, dtype, FLOAT32, tile, NULL, from);
-        else attend_rows(end - from, dtype, dtype, tile, w->ahead.v, from);
+        if (copied) {
+            for (int i = TILE * block / blocks; i < TILE * (block + 1) / blocks; i++) {
+                expect(w->ahead.k[i], 4 * steps);
+                expect(w->ahead.v[i], 4 * steps);
+            }
+            attend_rows(end - from, dtype, 1, tile, NULL, from);
+        } else attend_rows(end - from, dtype, 0, tile, w->ahead.v, from);
     }
 }
 

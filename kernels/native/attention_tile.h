@@ -110,16 +110,16 @@ INLINE void expect(const char *row, long bytes) {
     for (long i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-INLINE void transpose_steps(const char *const *rows, const char *const *ahead, long width,
-                            float *keys) {
-    for (int first = 0; first < TILE; first += LANES, rows += LANES, ahead += LANES) {
+INLINE void transpose_steps(const char *const *rows, const char *const *ahead, long offset,
+                            long width, float *keys) {
+    for (int first = 0; first < TILE; first += LANES) {
         v16 x[LANES];
         UNROLL
         for (int i = 0; i < LANES; i++) {
             x[i] = (v16){0};
-            memcpy(&x[i], rows[i], (size_t)width * 4);
+            memcpy(&x[i], rows[first + i] + offset, (size_t)width * 4);
         }
-        for (int i = 0; i < LANES; i++) expect(ahead[i], width * 4);
+        for (int i = 0; ahead && i < LANES; i++) expect(ahead[first + i] + offset, width * 4);
         transpose16(x);
         UNROLL
         for (int i = 0; i < width; i++) store(keys + i * TILE + first, x[i]);
@@ -129,15 +129,15 @@ INLINE void transpose_steps(const char *const *rows, const char *const *ahead, l
 /* Lay out keys as [steps][TILE], a step being four bytes of each; ask for those after them. */
 INLINE void transpose_keys(const char *const *rows, const char *const *ahead, long steps,
                            float *keys) {
-    const char *at[TILE], *next[TILE];
-    for (long step = 0; step < steps; step += LANES) {
-        for (int i = 0; i < TILE; i++) {
-            at[i] = rows[i] + 4 * step;
-            next[i] = ahead[i] + 4 * step;
-        }
-        if (steps - step >= LANES) transpose_steps(at, next, LANES, keys + step * TILE);
-        else transpose_steps(at, next, LANES / 2, keys + step * TILE);
+    for (long step = 0; step < steps; step += LANES, keys += LANES * TILE) {
+        if (steps - step >= LANES) transpose_steps(rows, ahead, 4 * step, LANES, keys);
+        else transpose_steps(rows, ahead, 4 * step, LANES / 2, keys);
     }
+}
+
+/* total + a · b, of numbers or of pairs in bfloat16. */
+INLINE v16 add_step(Dtype dtype, v16 total, v16 a, v16 b) {
+    return dtype == FLOAT32 ? fma16(a, b, total) : dot_pairs(total, a, b);
 }
 
 /* scores [rows][TILE] of queries against a laid-out tile. */
@@ -156,8 +156,7 @@ INLINE void score(int rows, Dtype dtype, const char *q, long q_bytes, const floa
             for (int i = 0; i < rows; i++) {
                 v16 x = splat(q + i * q_bytes + 4 * step);
                 for (int j = 0; j < COLUMNS; j++)
-                    sums[i][j] = dtype == FLOAT32 ? fma16(x, key[j], sums[i][j])
-                                                  : dot_pairs(sums[i][j], x, key[j]);
+                    sums[i][j] = add_step(dtype, sums[i][j], x, key[j]);
             }
         }
         UNROLL
@@ -171,10 +170,25 @@ typedef struct {
     float top[LANES], mass[LANES]; /* of a few rows */
 } Marks;
 
+/* Keep weights as the values are multiplied with them; returns them as they are kept. */
+INLINE v16 keep_weights(Dtype dtype, float *row, int j, v16 weights) {
+    if (dtype == FLOAT32) {
+        store(row + j * LANES, weights);
+        return weights;
+    }
+#if defined(__AVX512BF16__)
+    half16 kept = (half16)_mm512_cvtneps_pbh((__m512)weights);
+#else
+    half16 kept = narrow(weights);
+#endif
+    memcpy((char *)row + j * sizeof kept, &kept, sizeof kept);
+    return widen(kept);
+}
+
 /* Turn the scores of rows into weights against the largest of the tile.
 
    seen  keys of the tile that each row sees */
-INLINE void weigh(int rows, float *scores, v16 scale, const int *seen, Marks *marks) {
+INLINE void weigh(int rows, Dtype dtype, float *scores, v16 scale, const int *seen, Marks *marks) {
     UNROLL
     for (int i = 0; i < rows; i++, scores += TILE) {
         v16 s[TILE / LANES];
@@ -188,10 +202,8 @@ INLINE void weigh(int rows, float *scores, v16 scale, const int *seen, Marks *ma
         }
         v16 top = largest_lane(larger(larger(s[0], s[1]), larger(s[2], s[3])));
         UNROLL
-        for (int j = 0; j < TILE / LANES; j++) {
-            s[j] = exp2_16(s[j] - top);
-            store(scores + j * LANES, s[j]);
-        }
+        for (int j = 0; j < TILE / LANES; j++)
+            s[j] = keep_weights(dtype, scores, j, exp2_16(s[j] - top));
         marks->top[i] = top[0];
         marks->mass[i] = sum_of_lanes((s[0] + s[1]) + (s[2] + s[3]))[0];
     }
@@ -215,45 +227,77 @@ INLINE v16 join_sums(v16 sums, v16 tile_sums, v16 shrink, v16 weight) {
     return fma16(tile_sums, weight, sums * shrink);
 }
 
+/* Sixteen values of one step: of a key, or of a pair of keys in bfloat16.
+
+   copied  whether pairs lie side by side in rows of their own
+   half    whether the second key of a pair is left out */
+INLINE v16 load_values(Dtype dtype, int copied, const char *const *values, long step, long column,
+                       int half) {
+    u16 x;
+    if (dtype == FLOAT32 || copied) {
+        memcpy(&x, values[step] + 4 * column, sizeof x);
+        return (v16)(half ? x & 0xffff : x);
+    }
+    half16 one, other;
+    memcpy(&one, values[2 * step] + 2 * column, sizeof one);
+    x = __builtin_convertvector(one, u16);
+    if (half) return (v16)x;
+    memcpy(&other, values[2 * step + 1] + 2 * column, sizeof other);
+    return (v16)(x | __builtin_convertvector(other, u16) << 16);
+}
+
 /* The values of the first `seen` keys of a tile by their weights, for some rows and columns.
 
    ahead  rows of the next tile to ask for, or NULL
    by     how the tile joins the sums in `to`; NULL to write its own there */
-INLINE void add_columns(int rows, int columns, Dtype dtype, const float *weights,
+INLINE void add_columns(int rows, int columns, Dtype dtype, int copied, const float *weights,
                         const char *const *values, const char *const *ahead, long column, int seen,
                         const Joint *by, float *const *to) {
     v16 total[MAX_ROWS][COLUMNS];
     UNROLL
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < columns; j++) total[i][j] = (v16){0};
-    for (int key = 0; key < seen; key++) {
-        const char *row = values[key] + column * size_of(dtype);
+    int keys = dtype == FLOAT32 ? 1 : 2; /* of a step */
+    for (int step = 0; step < seen / keys; step++) {
         v16 v[COLUMNS];
         UNROLL
         for (int j = 0; j < columns; j++)
-            v[j] = load_some(dtype, row + j * LANES * size_of(dtype), LANES);
-        if (ahead) expect(ahead[key] + column * size_of(dtype), columns * LANES * size_of(dtype));
+            v[j] = load_values(dtype, copied, values, step, column + j * LANES, 0);
+        for (int key = 0; ahead && key < keys; key++)
+            expect(ahead[keys * step + key] + column * size_of(dtype),
+                   columns * LANES * size_of(dtype));
         UNROLL
         for (int i = 0; i < rows; i++) {
-            v16 w = splat(weights + i * TILE + key);
-            for (int j = 0; j < columns; j++) total[i][j] = fma16(w, v[j], total[i][j]);
+            v16 w = splat(weights + i * TILE + step);
+            for (int j = 0; j < columns; j++) total[i][j] = add_step(dtype, total[i][j], w, v[j]);
+        }
+    }
+    if (seen % keys) {
+        int step = seen / keys;
+        UNROLL
+        for (int j = 0; j < columns; j++) {
+            v16 v = load_values(dtype, copied, values, step, column + j * LANES, 1);
+            for (int i = 0; i < rows; i++)
+                total[i][j] = add_step(dtype, total[i][j], splat(weights + i * TILE + step), v);
         }
     }
     UNROLL
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < columns; j++) {
             float *at = to[i] + column + j * LANES;
-            if (by) total[i][j] = join_sums(load(at), total[i][j], all(by->shrink[i]), all(by->weight[i]));
+            if (by)
+                total[i][j] = join_sums(load(at), total[i][j], all(by->shrink[i]),
+                                        all(by->weight[i]));
             store(at, total[i][j]);
         }
 }
 
-INLINE void add_values(int rows, Dtype dtype, const float *weights, const char *const *values,
-                       const char *const *ahead, int seen, const Joint *by, float *const *to,
-                       long dim) {
+INLINE void add_values(int rows, Dtype dtype, int copied, const float *weights,
+                       const char *const *values, const char *const *ahead, int seen,
+                       const Joint *by, float *const *to, long dim) {
     long column = 0;
     for (; column + COLUMNS * LANES <= dim; column += COLUMNS * LANES)
-        add_columns(rows, COLUMNS, dtype, weights, values, ahead, column, seen, by, to);
+        add_columns(rows, COLUMNS, dtype, copied, weights, values, ahead, column, seen, by, to);
     for (; column < dim; column += LANES)
-        add_columns(rows, 1, dtype, weights, values, ahead, column, seen, by, to);
+        add_columns(rows, 1, dtype, copied, weights, values, ahead, column, seen, by, to);
 }
