@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
             cleanup.callback(tracer.close)
         with shown_progress(quiet=args.json) as progress:
             runtime = load_runtime(config, progress=progress)
+        listener.listen()  # or who connects at once when it is announced would be refused
         _announce(runtime, listener, as_json=args.json)
         set_up_logs(args.log_format, args.log_level)
         app = create_app(

@@ -8,7 +8,9 @@ one at a time, from a memory map.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,15 @@ from runtime.models.config import ModelConfig, RopeScaling
 from runtime.tokenizer.chat import ChatTemplate
 from runtime.tokenizer.load import Tokenizer, tokenizer_from_gguf
 from runtime.tokenizer.vocabulary import GgufVocabulary
+from runtime.weights.dequantise import dequantised
 from runtime.weights.gguf_header import Keys, open_header
 from runtime.weights.mapping import canonical_name, check_shapes
 
 _ELSE = "; choose another model"
 _ROPE_FREQS = "rope_freqs.weight"
+
+NUM_AHEAD = 4
+"""Tensors that are dequantised before they are asked for."""
 
 
 class GgufCheckpoint:
@@ -49,7 +55,7 @@ class GgufCheckpoint:
         self._tensors = {t.name: t for t in self._reader.tensors}
         freqs = self._tensors.pop(_ROPE_FREQS, None)
         factors = (
-            None if freqs is None else tuple(self._dequantized(freqs, freqs.data).ravel().tolist())
+            None if freqs is None else tuple(dequantised(freqs.data, freqs.tensor_type).tolist())
         )
         self.config = self._read_config(factors)
         check_shapes(
@@ -75,23 +81,31 @@ class GgufCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor as float32, under its canonical name, in the file's order.
 
-        Each is dequantised when it is asked for, into memory of its own.  Rows of the q and k
-        projections are put back from GGUF's interleaved rotary pairs to half-split ones.
+        Each comes in memory of its own; the next ones are dequantised meanwhile, on a thread, so
+        that a few are in memory beside those handed out.  Rows of the q and k projections are put
+        back from GGUF's interleaved rotary pairs to half-split ones.
         """
-        for name, tensor in self._tensors.items():
-            rows = tensor.data
-            if ".attn_q." in name:
-                rows = _half_split(rows, self.config.num_heads)
-            elif ".attn_k." in name:
-                rows = _half_split(rows, self.config.num_kv_heads)
-            canonical = canonical_name(name)
-            assert canonical is not None  # `check_shapes` let no other name through
-            yield canonical, torch.from_numpy(self._dequantized(tensor, rows))
+        ahead: deque[tuple[str, Future[torch.Tensor]]] = deque()
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            for name, tensor in self._tensors.items():
+                canonical = canonical_name(name)
+                assert canonical is not None  # `check_shapes` let no other name through
+                ahead.append((canonical, thread.submit(self._float32, name, tensor)))
+                if len(ahead) > NUM_AHEAD:
+                    ready, values = ahead.popleft()
+                    yield ready, values.result()
+            while ahead:
+                ready, values = ahead.popleft()
+                yield ready, values.result()
 
-    def _dequantized(self, tensor: Any, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _float32(self, name: str, tensor: Any) -> torch.Tensor:
+        rows = np.asarray(tensor.data)
+        if ".attn_q." in name:
+            rows = _half_split(rows, self.config.num_heads)
+        elif ".attn_k." in name:
+            rows = _half_split(rows, self.config.num_kv_heads)
         # A copy even of float32: nothing handed out may change or vanish with the file.
-        values = np.array(dequantize(rows, tensor.tensor_type), dtype=np.float32, copy=True)
-        return values.reshape(_shape(tensor))
+        return torch.from_numpy(dequantised(rows, tensor.tensor_type).reshape(_shape(tensor)))
 
     def _check_readable(self, qtype: Any) -> None:
         _, type_bytes = gguf.GGML_QUANT_SIZES[qtype]
