@@ -1,5 +1,5 @@
 """The command line: `radixcache serve | generate | chat | explain | doctor | pull |
-info | verify | simulate`.
+info | verify | bench | simulate`.
 
 Owns: the list of all commands.  Does not know: what a command does, or how one is run.
 """
@@ -10,10 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from runtime.cli import chat, doctor, explain, generate, info, pull, quick, serve, verify
+from runtime.cli import bench, chat, doctor, explain, generate, info, pull, quick, serve, verify
 
 _COMMANDS: tuple[quick.Command, ...] = (
-    *(serve, generate, chat, explain, doctor, pull, info, verify),
+    *(serve, generate, chat, explain, doctor, pull, info, verify, bench),
     *quick.COMMANDS.values(),
 )
 

@@ -1,0 +1,174 @@
+"""`radixcache bench`: how fast this machine computes, and where each microsecond of a step goes."""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from runtime.cli.options import add_model_flags, runtime_config, shown_progress
+from runtime.errors import InvalidSetting
+from runtime.loading import Runtime, load_runtime
+from runtime.step_profile import Part, step_parts
+from runtime.timing import Decode, FirstToken, Player
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time goes of one thing that was played.
+
+    played    "cold" or "warm", a prompt; or "decode" and its batch, a step
+    whole_us  microseconds of each, under the profiler
+    """
+
+    played: str
+    whole_us: float
+    parts: list[Part]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What `radixcache bench --json` prints; `profiles` is empty without `--profile`."""
+
+    model: str
+    dtype: str
+    cold: FirstToken
+    warm: FirstToken
+    decode: list[Decode]
+    profiles: list[Profile] = []
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "bench", help="time first tokens and decode here, and show where a step's time goes"
+    )
+    flag = parser.add_argument
+    flag("--profile", action="store_true", help="show where each microsecond of a step goes")
+    flag("--context", type=int, default=500, metavar="N", help="tokens of context (default 500)")
+    flag("--batches", type=_batches, default=(1, 8, 32), metavar="N,…", help="default 1,8,32")
+    flag("--runs", type=int, default=5, metavar="N", help="of each first token (default 5)")
+    flag("--steps", type=int, default=16, metavar="N", help="of each decode (default 16)")
+    add_model_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the model, play, print what was timed."""
+    if min(args.context, args.runs, args.steps) < 1:
+        raise InvalidSetting("context, runs and steps are at least 1 each")
+    config = runtime_config(args)
+    largest = max(args.batches)
+    if largest > config.max_running:
+        raise InvalidSetting(
+            f"max_running is {config.max_running}: use batches of at most so many, or raise it"
+        )
+    with shown_progress(quiet=args.json) as progress:
+        runtime = load_runtime(config, progress=progress)
+        _check_room(runtime, largest, args.context + args.steps + 64)
+        report = _report(runtime, args, lambda what: progress(f"playing: {what}", 0, None))
+    print(msgspec.json.encode(report).decode() if args.json else _text(report))
+    return 0
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        batches = tuple(map(int, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers: write 1,8,32") from None
+    if min(batches) < 1:
+        raise argparse.ArgumentTypeError("a batch has at least one sequence")
+    return batches
+
+
+def _check_room(runtime: Runtime, batch: int, num_tokens: int) -> None:
+    """Refuse what would preempt, or not fit at all: it would time something else."""
+    if num_tokens > runtime.engine.config.max_len:
+        raise InvalidSetting(
+            f"a sequence has at most {runtime.engine.config.max_len} tokens here: use a smaller "
+            "--context"
+        )
+    needed = batch * (-(-num_tokens // runtime.memory.block_size) + 1)
+    if needed > runtime.memory.num_blocks:
+        gib = needed * runtime.memory.bytes_per_block / (1 << 30)
+        raise InvalidSetting(
+            f"{batch} sequences of {num_tokens} tokens need {gib:.1f} GiB of K/V memory: give "
+            "--kv-memory, a smaller --context, or smaller --batches"
+        )
+
+
+def _report(runtime: Runtime, args: argparse.Namespace, told: Callable[[str], None]) -> Report:
+    """Play everything without a profiler, and then again with one where that is asked for."""
+    plain = Player(runtime.engine, runs=args.runs, steps=args.steps)
+    played: dict[str, Callable[[Player], FirstToken | Decode]] = {
+        "cold": lambda player: player.first_token(0, args.context),
+        "warm": lambda player: player.first_token(args.context, args.context),
+    }
+    for batch in args.batches:
+        played[f"decode {batch}"] = lambda player, batch=batch: player.decode(  # type: ignore[misc]
+            batch, args.context
+        )
+    timed = {}
+    for name, play in played.items():
+        told(name)
+        timed[name] = play(plain)
+    profiles = []
+    for name, play in played.items() if args.profile else ():
+        told(f"{name}, under the profiler")
+        profiles.append(_profile(runtime, args, name, play))
+    cold, warm, *decode = timed.values()
+    assert isinstance(cold, FirstToken)
+    assert isinstance(warm, FirstToken)
+    return Report(
+        model=runtime.name,
+        dtype=runtime.memory.dtype,
+        cold=cold,
+        warm=warm,
+        decode=[row for row in decode if isinstance(row, Decode)],
+        profiles=profiles,
+    )
+
+
+def _profile(
+    runtime: Runtime,
+    args: argparse.Namespace,
+    name: str,
+    play: Callable[[Player], FirstToken | Decode],
+) -> Profile:
+    profile = cProfile.Profile()
+    player = Player(runtime.engine, runs=args.runs, steps=args.steps, profile=profile, seed=2)
+    is_prompt = isinstance(play(player), FirstToken)
+    parts = step_parts(profile, count=args.runs if is_prompt else args.steps)
+    return Profile(played=name, whole_us=sum(part.us for part in parts), parts=parts)
+
+
+def _text(report: Report) -> str:
+    lines = [f"{report.model}, {report.dtype}", ""]
+    for name, first in (("cold", report.cold), ("warm", report.warm)):
+        lines.append(
+            f"first token, {name}: {first.median_ms:,.1f} ms ({first.min_ms:,.1f} to "
+            f"{first.max_ms:,.1f}), {first.computed_tokens} tokens computed behind "
+            f"{first.cached_tokens}"
+        )
+    lines += [
+        f"decode, batch {row.batch}: {row.step_ms:,.1f} ms a step ({row.min_ms:,.1f} to "
+        f"{row.max_ms:,.1f}), {row.tokens_per_s:,.1f} tokens/s, {row.context} tokens of context"
+        for row in report.decode
+    ]
+    return "\n".join([*lines, *_table(report.profiles)])
+
+
+def _table(profiles: Sequence[Profile]) -> list[str]:
+    """Microseconds of a prompt or a step: a row for each part, a column for what was played."""
+    if not profiles:
+        return []
+    names = list(dict.fromkeys(part.name for profile in profiles for part in profile.parts))
+    us = [{part.name: part.us for part in profile.parts} for profile in profiles]
+    width = max(map(len, names))
+    head = f"{'microseconds':{width}}" + "".join(f"{p.played:>12}" for p in profiles)
+    rows = [
+        f"{name:{width}}" + "".join(f"{column.get(name, 0.0):>12,.0f}" for column in us)
+        for name in names
+    ]
+    whole = f"{'whole':{width}}" + "".join(f"{p.whole_us:>12,.0f}" for p in profiles)
+    return ["", head, *rows, whole]
