@@ -11,8 +11,8 @@ Each sequence has a prompt of 100 tokens of its own, and 16 tokens a block.  A s
     apply     counts, published blocks, drawn tokens
     output    detokenising, stops, limits, news
 
-CPU is that of this thread; the median of all steps, and the 99th percentile, with Python's
-collector as it is (`--gc on`), or as it is after the start of a server (`--gc frozen`, the default).
+The median of all steps, and the 99th percentile, with Python's collector as it is (`--gc on`), or
+as it is after the start of a server (`--gc frozen`, the default).
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Words:
     drops_first_space = False
 
     def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
         self._bytes = [f" word{token}".encode() for token in range(VOCAB_SIZE)]
 
     def bytes_of(self, ids: Sequence[int], *, skip_special: bool = True) -> bytes:
@@ -83,7 +84,9 @@ class KnownTokens:
         self._build = watch.timed("build", self._build_batch)
 
     def _build_batch(self, plan: StepPlan) -> int:
-        batch = build_batch(plan.slices, block_size=BLOCK_SIZE, device=torch.device("cpu"))
+        batch = build_batch(
+            plan.pieces, plan.rows, block_size=BLOCK_SIZE, device=torch.device("cpu")
+        )
         return len(batch.draws)
 
     def execute(self, plan: StepPlan) -> StepResult:

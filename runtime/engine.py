@@ -34,7 +34,7 @@ from runtime.live import LiveRequest
 from runtime.plan import Difference, Ids, StepPlan, StepResult, merge_results
 from runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from runtime.scheduler.public import PUBLIC, PublicPrefix
-from runtime.scheduler.scheduler import Scheduler, Step
+from runtime.scheduler.scheduler import Applied, Scheduler, Step
 from runtime.sequence import Sequence
 from runtime.tokenizer.load import Tokenizer
 
@@ -160,7 +160,13 @@ class Engine:
         if sequence.constraint is not None:
             sequence.allowed = sequence.constraint.allowed()
         now = self._clock()
-        live = LiveRequest(request, self.tokenizer, self._eos_ids, submitted=now)
+        live = LiveRequest(
+            request,
+            self.tokenizer,
+            self._eos_ids,
+            max_len=self.config.max_len,
+            submitted=now,
+        )
         live.begin(sequence)
         self._live[request.request_id] = live
         self.scheduler.add(sequence)
@@ -213,7 +219,7 @@ class Engine:
         """
         outputs = self._time_out()
         plan = self.scheduler.schedule()
-        if not plan.slices:
+        if not plan.num_slices:
             return outputs + self._stuck()
         self._totals["steps"] += 1
         self._note_begun()
@@ -222,9 +228,10 @@ class Engine:
         except Exception as error:
             result, failed = self._retry(plan, error)
             outputs += failed
-        steps = self.scheduler.apply(result)
-        outputs += self._begin(steps)
-        for step in steps:
+        applied = self.scheduler.apply(result)
+        outputs += self._begin(applied.steps)
+        outputs += self._read_rows(applied)
+        for step in applied.steps:
             outputs += self._advance(step)
         return outputs
 
@@ -278,6 +285,26 @@ class Engine:
             for news in self._end_all(live, "error", error=why)
         ]
 
+    def _read_rows(self, applied: Applied) -> list[RequestOutput]:
+        """Turn the tokens of those that decode into their news; all that a step does for each."""
+        outputs: list[RequestOutput] = []
+        for sequence, token in zip(applied.rows, applied.tokens, strict=True):
+            reader = sequence.reader
+            if reader is None:  # another branch has just ended all of the request
+                continue
+            try:
+                news = reader.next_news(token)
+            except Exception as error:
+                live = self._live[sequence.request.request_id]
+                outputs += self._end_all(live, "error", error=error)
+                continue
+            if news is None:
+                outputs += self._advance(Step(sequence, token))
+            else:
+                self._totals["completion_tokens"] += 1
+                outputs.append(news)
+        return outputs
+
     def _advance(self, step: Step) -> list[RequestOutput]:
         """Turn what a step brought one sequence into its news."""
         sequence = step.sequence
@@ -290,7 +317,7 @@ class Engine:
                 self._totals["cached_tokens"] += sequence.num_cached or 0
             self._totals["completion_tokens"] += 1
         try:
-            news = live.advance(step, max_len=self.config.max_len)
+            news = live.advance(step)
         except Exception as error:  # a constraint or a tokenizer that breaks down is its own
             return self._end_all(live, "error", error=error)
         if news.finish_reason is not None:
@@ -306,6 +333,7 @@ class Engine:
         else:
             self.scheduler.drop(sequence)
         del live.branches[sequence.index]
+        sequence.reader = None
         self._finished[reason] += 1
         if not live.branches:
             del self._live[live.request.request_id]
@@ -344,7 +372,7 @@ class Engine:
 
     def _note_begun(self) -> None:
         """Note how long those waited that are computed for the first time."""
-        for sequence in self.scheduler.planned():
+        for sequence in self.scheduler.planned_pieces():
             live = self._live_of(sequence)
             if live is not None and live.queue_s is None:
                 live.queue_s = self._clock() - live.submitted
@@ -357,14 +385,14 @@ class Engine:
         returns  the result of the slices that are left, and the last news of those that are not
         """
         self._totals["failed_steps"] += 1
-        is_whole = len(plan.slices) == 1 or isinstance(error, CopiesFailed)
+        is_whole = plan.num_slices == 1 or isinstance(error, CopiesFailed)
         results: list[StepResult] = []
         failed: list[tuple[Sequence, Exception]] = []
         for sequence, piece in zip(self.scheduler.planned(), plan.slices, strict=True):
             try:
                 if is_whole:
                     raise error
-                results.append(self._executor.execute(StepPlan(step=plan.step, slices=(piece,))))
+                results.append(self._executor.execute(StepPlan(step=plan.step, pieces=(piece,))))
             except Exception as caught:
                 failed.append((sequence, caught))
         ended: list[RequestOutput] = []
@@ -374,7 +402,7 @@ class Engine:
                 self.scheduler.drop(sequence)  # was closing: its caller has everything
             else:
                 ended += self._end_all(live, "error", error=why)
-        self.scheduler.forget_released()
+        self.scheduler.forget_released(plan)
         return merge_results(plan.step, results), ended
 
     def _live_of(self, sequence: Sequence) -> LiveRequest | None:

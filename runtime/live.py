@@ -17,23 +17,65 @@ from runtime.tokenizer.load import Tokenizer
 class Branch:
     """One sequence of a request, and its output on the way to text."""
 
-    __slots__ = ("detokenizer", "sequence", "stops")
+    __slots__ = ("_costs", "_live", "_max_plain", "_request_id", "detokenizer", "sequence", "stops")
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None, live: LiveRequest) -> None:
+        sampling = sequence.request.sampling
         self.sequence = sequence
         self.detokenizer = Detokenizer(tokenizer) if tokenizer else None
-        self.stops = StopStrings(sequence.request.sampling.stop)
+        self.stops = StopStrings(sampling.stop)
+        self._live = live
+        self._request_id = sequence.request.request_id
+        self._costs: Usage | None = None
+        # Tokens before the one at which it ends; none are plain where texts may end it.
+        self._max_plain = 0 if sampling.stop else live.most_tokens(sequence) - 1
+
+    def next_news(self, token: int) -> RequestOutput | None:
+        """Return the news of one more token; None where it may be the last one.
+
+        For a sequence that has drawn before.  Raises what the tokenizer raises.
+        """
+        sequence = self.sequence
+        count = len(sequence.output)
+        if count > self._max_plain or token in self._live.ends:
+            return None
+        costs = self._costs
+        if costs is None:  # of the prompt, whose costs are known by now
+            costs = self._costs = self._live.usage(sequence)
+        return RequestOutput(
+            request_id=self._request_id,
+            text=self.detokenizer.push_one(token) if self.detokenizer else "",
+            token_ids=(token,),
+            usage=Usage(
+                prompt_tokens=costs.prompt_tokens,
+                cached_tokens=costs.cached_tokens,
+                computed_tokens=costs.computed_tokens,
+                completion_tokens=count,
+                queue_s=costs.queue_s,
+            ),
+            index=sequence.index,
+        )
 
 
 class LiveRequest:
     """One request from submission to its last news.
 
     branches   by index, those that have not ended
+    ends       tokens that end any of them
     submitted  seconds of the engine's clock
     queue_s    seconds from then to its first step, None before
     """
 
-    __slots__ = ("_eos_ids", "_tokenizer", "branches", "queue_s", "request", "submitted")
+    __slots__ = (
+        "_eos_ids",
+        "_max_len",
+        "_tokenizer",
+        "branches",
+        "ends",
+        "queue_s",
+        "request",
+        "submitted",
+    )
 
     def __init__(
         self,
@@ -41,14 +83,18 @@ class LiveRequest:
         tokenizer: Tokenizer | None,
         eos_ids: frozenset[int],
         *,
+        max_len: int,
         submitted: float,
     ) -> None:
+        sampling = request.sampling
+        self._eos_ids = frozenset() if sampling.ignore_eos else eos_ids
+        self.ends = self._eos_ids | frozenset(sampling.stop_token_ids)
         self.request = request
         self.branches: dict[int, Branch] = {}
         self.submitted = submitted
         self.queue_s: float | None = None
         self._tokenizer = tokenizer
-        self._eos_ids = eos_ids
+        self._max_len = max_len
 
     def begin(self, sequence: Sequence) -> None:
         """Take up a branch, unless it is known; a new one gets a constraint of its own.
@@ -57,11 +103,30 @@ class LiveRequest:
         """
         if sequence.index in self.branches:
             return
-        self.branches[sequence.index] = Branch(sequence, self._tokenizer)
+        self.branches[sequence.index] = Branch(sequence, self._tokenizer, self)
+        sequence.reader = self.branches[sequence.index]
         if sequence.index and self.request.constraint is not None:
             sequence.constraint = self.request.constraint.fork()
 
-    def advance(self, step: Step, *, max_len: int) -> RequestOutput:
+    def most_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens a branch draws at most."""
+        wish, room = sequence.request.sampling.max_tokens, self._max_len
+        room -= sequence.num_prompt_tokens
+        return room if wish is None else min(wish, room)
+
+    def usage(self, sequence: Sequence) -> Usage:
+        """Return what a branch has cost so far."""
+        cached = sequence.num_cached or 0
+        computed = min(sequence.num_computed, sequence.num_prompt_tokens) - cached
+        return Usage(
+            prompt_tokens=sequence.num_prompt_tokens,
+            cached_tokens=cached,
+            computed_tokens=max(0, computed),
+            completion_tokens=len(sequence.output),
+            queue_s=self.queue_s or 0.0,
+        )
+
+    def advance(self, step: Step) -> RequestOutput:
         """Return the news of a branch after a step; with its reason, where it has ended.
 
         Raises what its constraint or the tokenizer raises.
@@ -72,7 +137,7 @@ class LiveRequest:
             if self.request.sampling.max_tokens == 0 and not step.sequence.num_behind:
                 reason = "length"
             return self._news(branch, reason=reason, prompt_logprobs=step.prompt_logprobs)
-        text, reason = self._read(branch, step.token, max_len)
+        text, reason = self._read(branch, step.token)
         return self._news(
             branch,
             text=text,
@@ -88,11 +153,10 @@ class LiveRequest:
         """Return the news that end a branch from outside: what was held back, and why."""
         return self._news(branch, text=_rest(branch)[0], reason=reason, error=error)
 
-    def _read(self, branch: Branch, token: int, max_len: int) -> tuple[str, FinishReason | None]:
+    def _read(self, branch: Branch, token: int) -> tuple[str, FinishReason | None]:
         """Return the text that a token adds, and why it is the last one, if it is."""
-        sequence, sampling = branch.sequence, self.request.sampling
-        is_eos = token in self._eos_ids and not sampling.ignore_eos
-        ends = is_eos or token in sampling.stop_token_ids
+        sequence = branch.sequence
+        is_eos, ends = token in self._eos_ids, token in self.ends
         text, found = "", False
         if branch.detokenizer and not ends:
             text, found = branch.stops.push(branch.detokenizer.push([token]))
@@ -101,10 +165,9 @@ class LiveRequest:
             ends = ends or sequence.constraint.is_done
             sequence.allowed = b"" if ends else sequence.constraint.allowed()
         reason: FinishReason | None = None
-        limit = max_len if sampling.max_tokens is None else sampling.max_tokens
         if ends or found:
             reason = "stop"
-        elif len(sequence.output) >= limit or sequence.num_tokens >= max_len:
+        elif len(sequence.output) >= self.most_tokens(sequence):
             reason = "length"
         if reason and not found:
             rest, found = _rest(branch)
@@ -122,23 +185,14 @@ class LiveRequest:
         logprobs: tuple[TokenLogprobs, ...] = (),
         prompt_logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> RequestOutput:
-        sequence = branch.sequence
-        cached = sequence.num_cached or 0
-        computed = min(sequence.num_computed, sequence.num_prompt_tokens) - cached
         return RequestOutput(
             request_id=self.request.request_id,
             text=text,
             token_ids=tokens,
-            usage=Usage(
-                prompt_tokens=sequence.num_prompt_tokens,
-                cached_tokens=cached,
-                computed_tokens=max(0, computed),
-                completion_tokens=len(sequence.output),
-                queue_s=self.queue_s or 0.0,
-            ),
+            usage=self.usage(branch.sequence),
             finish_reason=reason,
             error=error,
-            index=sequence.index,
+            index=branch.sequence.index,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

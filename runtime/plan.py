@@ -6,11 +6,13 @@ Idea: all are plain data, so a step can be written to a file and run again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 
 from radixcache.lease import BlockCopy
+from radixcache.tokens import TOKEN_BYTES
 
 Ids = Sequence[int]
 """Block ids, in order."""
@@ -83,15 +85,73 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
 
 
-class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one step computes.
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """Slices of one token each that draw one more, as columns.
 
+    request_ids, indexes  whose they are
+    tokens, positions     packed int32, one a row: the token to compute, and where it stands
+    tables                packed int32 [rows, width]: block ids; those beyond a row's position mean
+                          nothing
+    draws                 how each row chooses, its `position` left out
+    drawn_at_random       rows that don't just take the likeliest token
+    """
+
+    request_ids: tuple[str, ...]
+    indexes: tuple[int, ...]
+    tokens: bytes
+    positions: bytes
+    tables: bytes
+    block_size: int
+    draws: tuple[Draw, ...]
+    drawn_at_random: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def draw(self, row: int) -> Draw:
+        """Return how a row chooses; O(1)."""
+        position = int.from_bytes(self._number(self.positions, row), "little")
+        return msgspec.structs.replace(self.draws[row], position=position + 1)
+
+    def slices(self) -> Iterator[Slice]:
+        """Yield each row as a slice; for whoever reads slices, such as what repeats a step."""
+        tables = np.frombuffer(self.tables, np.int32).reshape(len(self), -1)
+        for row, start in enumerate(np.frombuffer(self.positions, np.int32).tolist()):
+            yield Slice(
+                request_id=self.request_ids[row],
+                start=start,
+                tokens=self._number(self.tokens, row),
+                block_table=tables[row, : start // self.block_size + 1].tobytes(),
+                draws=(msgspec.structs.replace(self.draws[row], position=start + 1),),
+                index=self.indexes[row],
+            )
+
+    def _number(self, column: bytes, row: int) -> bytes:
+        return column[row * TOKEN_BYTES : (row + 1) * TOKEN_BYTES]
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one step computes: rows first, then pieces.
+
+    rows    of those that decode; None where nobody does
+    pieces  all other slices
     copies  block copies to carry out first, in order
     """
 
     step: int
-    slices: tuple[Slice, ...]
+    pieces: tuple[Slice, ...]
+    rows: Rows | None = None
     copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """All that is computed, as slices; made anew each time, O(slices)."""
+        return (*(self.rows.slices() if self.rows else ()), *self.pieces)
+
+    @property
+    def num_slices(self) -> int:
+        """How many slices there are; O(1)."""
+        return len(self.pieces) + (len(self.rows) if self.rows else 0)
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

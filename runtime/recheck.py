@@ -229,7 +229,7 @@ class Recheck:
             scratch = lease.block_table
             slices = check.slices(end, cached[:first] + scratch, size)
             copies = (BlockCopy(cached[first], scratch[0], start % size),) if start % size else ()
-            result = self._executor.execute(StepPlan(step=0, slices=slices, copies=copies))
+            result = self._executor.execute(StepPlan(step=0, pieces=slices, copies=copies))
             found = self._executor.first_difference(cached[first:], scratch, end - first * size)
         finally:
             self._cache.release(lease)

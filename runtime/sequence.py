@@ -4,43 +4,54 @@ Owns: what is known of it between steps.  Does not know: when it runs; the sched
 Idea: a sequence is a lease whose computed count must catch up with its token count; prompt and
 output are the same to it.
 
-    lease.tokens   │ computed: K/V is there      │ to compute │
-                   0 …              num_computed … lease.num_tokens
-    sampled        the newest token, not on the lease yet (there may be no room for it)
+    prompt, output │ computed: K/V is there      │ to compute │
+                   0 …              num_computed …   num_tokens
+    lease.tokens   │ …        lease.num_tokens │    the newest are not on the lease yet: there may
+                   be no room for them, or a whole block of them is put there at once
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from hashlib import blake2b
+from typing import Protocol
 
 from radixcache.lease import Lease
 from radixcache.tokens import num_tokens, pack_tokens
-from runtime.request import MAX_SEED, Constraint, Request
+from runtime.request import MAX_SEED, Constraint, Request, RequestOutput
+
+
+class Reader(Protocol):
+    """Whoever turns a sequence's tokens into news."""
+
+    def next_news(self, token: int) -> RequestOutput | None:
+        """Return the news of one more token; None where there may be more to it than text."""
 
 
 class Sequence:
-    """A branch's state; the scheduler alone changes it, but for `constraint` and `allowed`.
+    """A branch's state; the scheduler alone changes it.
+
+    What the engine changes: `constraint`, `allowed`, `reader`.
 
     index          which branch of the request; all begin as branch 0, which computes the prompt
     num_branches   branches that begin with the next token, this one counted; 1 once they have
     arrival        place in the order of submission
     num_overtaken  sequences that were admitted before it though they came later
     output         tokens sampled so far
-    counts         how often each of them was
+    counts         how often each of them was, where a penalty asks
     lease          its hold on the cache, None while it waits
-    num_computed   tokens of the lease whose K/V is computed and, where log-probabilities of the
-                   prompt are wanted, reported
+    row            where it stands among those that decode; -1 elsewhere
     num_in_place   tokens of the lease whose K/V others had computed when it was last admitted
     num_scored     tokens of the prompt before the next one to report
     seed           of the request; each branch draws by its own, made of it
-    sampled        the newest token where it is not on the lease yet
     num_cached     tokens taken from the cache at first admission, None before
     constraint     what the output must look like, None for anything
     allowed        which tokens may come next, as `Draw.allowed`
+    reader         who reads its tokens, None where nobody does any more
     """
 
     __slots__ = (
+        "_num_computed",
         "allowed",
         "arrival",
         "constraint",
@@ -49,13 +60,13 @@ class Sequence:
         "lease",
         "num_branches",
         "num_cached",
-        "num_computed",
         "num_in_place",
         "num_overtaken",
         "num_scored",
         "output",
+        "reader",
         "request",
-        "sampled",
+        "row",
         "seed",
     )
 
@@ -69,15 +80,26 @@ class Sequence:
         self.output: list[int] = []
         self.counts: Counter[int] = Counter()
         self.lease: Lease | None = None
+        self.row = -1
         self.num_computed = 0
         self.num_in_place = 0
         self.num_scored = self.num_prompt_tokens
         if request.sampling.prompt_logprobs is not None:
             self.num_scored = request.sampling.prompt_logprobs_from
-        self.sampled: int | None = None
         self.num_cached: int | None = None
         self.constraint: Constraint | None = request.constraint
         self.allowed = b""
+        self.reader: Reader | None = None
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose K/V is computed and, where log-probabilities of the prompt are wanted,
+        reported; of one that decodes, all but the newest."""
+        return self._num_computed if self.row < 0 else self.num_tokens - 1
+
+    @num_computed.setter
+    def num_computed(self, count: int) -> None:
+        self._num_computed = count
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -97,9 +119,27 @@ class Sequence:
 
     @property
     def num_behind(self) -> int:
-        """Tokens of the lease that are to be computed."""
+        """Tokens that are to be computed."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def decodes(self) -> bool:
+        """True where nothing of it changes from step to step but its newest token and its place."""
+        sampling = self.request.sampling
+        return (
+            self.constraint is None
+            and sampling.logprobs is None
+            and not (sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty)
+            and bool(self.output)
+            and self.num_behind == 1
+            and self.num_in_place <= self.num_computed
+        )
+
+    def unwritten(self) -> bytes:
+        """Return the newest tokens, packed, that are not on the lease yet."""
         assert self.lease is not None
-        return self.lease.num_tokens - self.num_computed
+        missing = self.num_tokens - self.lease.num_tokens
+        return pack_tokens(self.output[-missing:]) if missing else b""
 
     def all_tokens(self) -> bytes:
         """Return prompt and output as packed ids."""
@@ -117,8 +157,9 @@ class Sequence:
     def take(self, token: int) -> None:
         """Note a token that was drawn."""
         self.output.append(token)
-        self.counts[token] += 1
-        self.sampled = token
+        sampling = self.request.sampling
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            self.counts[token] += 1
         self.num_branches = 1
 
     def branch(self, lease: Lease, index: int) -> Sequence:

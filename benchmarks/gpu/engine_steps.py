@@ -54,7 +54,7 @@ def step_seconds(device: torch.device, shape: Shape, new: int, lens: list[int]) 
     warm_up, repeats = (WARM_UP, REPEATS) if device.type == "cuda" else (0, 1)
     for step in range(warm_up + repeats):
         began = time.perf_counter()
-        executor.execute(StepPlan(step=step, slices=slices))
+        executor.execute(StepPlan(step=step, pieces=slices))
         times.append((time.perf_counter() - began) * 1e6)
     found = sorted(times[warm_up:])
     return {

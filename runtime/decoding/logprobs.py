@@ -48,17 +48,21 @@ def token_logprobs(
 
 
 def drawn_logprobs(
-    logits: torch.Tensor, token_ids: Sequence[int], draws: Sequence[Draw]
+    logits: torch.Tensor, token_ids: Sequence[int], draws: Sequence[Draw | None]
 ) -> list[TokenLogprobs | None]:
     """Return the log-probabilities of drawn tokens where their draws ask; empty where none does.
 
     logits  [R, V] float32, one row for each draw
     """
-    rows = [row for row, draw in enumerate(draws) if draw.num_logprobs is not None]
-    if not rows:
+    asking = {
+        row: draw.num_logprobs
+        for row, draw in enumerate(draws)
+        if draw is not None and draw.num_logprobs is not None
+    }
+    if not asking:
         return []
+    rows, tops = list(asking), list(asking.values())
     chosen = torch.tensor([token_ids[row] for row in rows], device=logits.device)
-    tops = [draws[row].num_logprobs or 0 for row in rows]
     asked = token_logprobs(logits[torch.tensor(rows, device=logits.device)], chosen, tops)
     found: list[TokenLogprobs | None] = [None] * len(draws)
     for row, logprobs in zip(rows, asked, strict=True):

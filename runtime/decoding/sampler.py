@@ -22,19 +22,20 @@ COLDEST: Final = 1e-5
 """Temperatures below this take the likeliest token: the quotient could overflow float32."""
 
 
-def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw | None]) -> list[int]:
     """Choose one token a row.
 
     logits  [R, V] float32
-    draws   R of them
+    draws   R of them; None takes the likeliest token
 
     Greedy rows cost one argmax; the others a sort and V random numbers each.
     """
-    logits = _adjusted(logits, draws)
+    asking = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
+    logits = _adjusted(logits, asking)
     tokens: list[int] = logits.argmax(-1).tolist()
-    rows = [row for row, draw in enumerate(draws) if draw.temperature >= COLDEST]
-    if rows:
-        drawn = [draws[row] for row in rows]
+    hot = [(row, draw) for row, draw in asking if draw.temperature >= COLDEST]
+    if hot:
+        rows, drawn = zip(*hot, strict=True)
         noise = torch.stack([_noise(draw, logits.shape[-1]) for draw in drawn])
         device = logits.device
         floats = partial(torch.tensor, dtype=torch.float32, device=device)  # 1 may stand for 1.0
@@ -51,14 +52,16 @@ def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     return tokens
 
 
-def _adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Return logits with biases added, and tokens that are not allowed at minus infinity."""
-    rows = [row for row, draw in enumerate(draws) if draw.bias_ids or draw.allowed]
-    if not rows:
+def _adjusted(logits: torch.Tensor, draws: Sequence[tuple[int, Draw]]) -> torch.Tensor:
+    """Return logits with biases added, and tokens that are not allowed at minus infinity.
+
+    draws  with the row of each
+    """
+    biased = [(row, draw) for row, draw in draws if draw.bias_ids or draw.allowed]
+    if not biased:
         return logits
     adjusted, vocab_size = logits.clone(), logits.shape[-1]
-    for row in rows:
-        draw = draws[row]
+    for row, draw in biased:
         if draw.bias_ids:
             ids = torch.from_numpy(np.frombuffer(draw.bias_ids, np.int32).astype(np.int64))
             bias = torch.from_numpy(np.frombuffer(draw.bias, np.float32).copy())

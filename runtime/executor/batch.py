@@ -1,7 +1,8 @@
 """A step's slices, end to end, as the tensors that a model reads.
 
 Owns: turning packed ids and tables into one ragged batch.  Does not know: models, K/V memory.
-Idea: slices arrive as bytes and are viewed, not parsed; nothing here is a loop over tokens.
+Idea: slices arrive as bytes and are viewed, not parsed; nothing here is a loop over tokens.  Where
+all of them are rows, they are columns already, and nothing is a loop over sequences.
 """
 
 from __future__ import annotations
@@ -11,12 +12,22 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from runtime.models.batch import Batch
-from runtime.plan import Slice
+from runtime.models.batch import Batch, Tables
+from runtime.plan import Draw, Rows, Slice
 
 
-def build_batch(slices: Sequence[Slice], *, block_size: int, device: torch.device) -> Batch:
-    """Lay slices end to end; at least one slice.  O(tokens + blocks) copies."""
+def build_batch(
+    slices: Sequence[Slice], rows: Rows | None = None, *, block_size: int, device: torch.device
+) -> Batch:
+    """Lay rows and then slices end to end; at least one of either.  O(tokens + blocks) copies."""
+    if rows is None:
+        return _batch_of_slices(slices, block_size=block_size, device=device)
+    if slices:  # a prompt's step takes so long that rows may be slices, too
+        return _batch_of_slices([*rows.slices(), *slices], block_size=block_size, device=device)
+    return _batch_of_rows(rows, device=device)
+
+
+def _batch_of_slices(slices: Sequence[Slice], *, block_size: int, device: torch.device) -> Batch:
     tokens = [np.frombuffer(piece.tokens, np.int32) for piece in slices]
     tables = [np.frombuffer(piece.block_table, np.int32) for piece in slices]
     counts = np.array([len(ids) for ids in tokens], np.int32)
@@ -58,7 +69,43 @@ def build_batch(slices: Sequence[Slice], *, block_size: int, device: torch.devic
             for piece, ids in zip(slices, targets, strict=True)
             for _ in range(len(ids))
         ],
-        tables=[piece.block_table for piece in slices],
+        tables=Tables(block_table, [len(table) for table in tables]),
         lens=(starts + counts).tolist(),
         counts=counts.tolist(),
+    )
+
+
+def _batch_of_rows(rows: Rows, *, device: torch.device) -> Batch:
+    """Lay rows alone end to end; a few operations on whole columns."""
+    count, block_size = len(rows), rows.block_size
+    places = np.frombuffer(rows.positions, np.int32)
+    tables = np.frombuffer(rows.tables, np.int32).reshape(count, -1)
+    num_blocks = places // block_size + 1
+    block_table = tables.copy()
+    block_table[np.arange(tables.shape[1]) >= num_blocks[:, None]] = -1
+    positions = places.astype(np.int64)
+    every = np.arange(count)
+    slots = block_table[every, num_blocks - 1].astype(np.int64) * block_size
+    draws: list[Draw | None] = [None] * count
+    for row in rows.drawn_at_random:
+        draws[row] = rows.draw(row)
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return Batch(
+        token_ids=on_device(np.frombuffer(rows.tokens, np.int32).astype(np.int64)),
+        positions=on_device(positions),
+        slot_mapping=on_device(slots + positions % block_size),
+        block_table=on_device(block_table),
+        seq_lens=on_device(places + 1),
+        q_start=on_device(np.arange(count + 1, dtype=np.int32)),
+        choose_rows=on_device(every),
+        draws=draws,
+        target_rows=torch.empty(0, dtype=torch.int64, device=device),
+        target_ids=torch.empty(0, dtype=torch.int64, device=device),
+        target_tops=[],
+        tables=Tables(tables, num_blocks.tolist()),
+        lens=(places + 1).tolist(),
+        counts=[1] * count,
     )

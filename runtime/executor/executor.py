@@ -37,7 +37,10 @@ class ModelExecutor:
         with torch.inference_mode():
             self._copy(plan.copies)
             batch = build_batch(
-                plan.slices, block_size=self.store.block_size, device=self.store.pool.device
+                plan.pieces,
+                plan.rows,
+                block_size=self.store.block_size,
+                device=self.store.pool.device,
             )
             hidden = self.model.forward(batch, self.store)
             tokens: list[int] = []

@@ -5,11 +5,40 @@ Owns: the fields.  Does not know: who built it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, overload
 
+import numpy as np
 import torch
 
 from runtime.plan import Draw
+
+
+class Tables(Sequence[bytes]):
+    """Packed block tables, cut out of one array as they are asked for.
+
+    array  [S, M] int32, on the host
+    lens   blocks of each
+    """
+
+    def __init__(self, array: np.ndarray[Any, Any], lens: Sequence[int]) -> None:
+        self._array = array
+        self._lens = lens
+
+    def __len__(self) -> int:
+        return len(self._lens)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return self._array[index, : self._lens[index]].tobytes()
 
 
 @dataclass(slots=True)
@@ -23,7 +52,7 @@ class Batch:
     seq_lens              [S] int32       keys that the last token of each slice sees
     q_start               [S + 1] int32   slice s owns rows q_start[s] … q_start[s + 1]
     choose_rows           [R] int64       the row that each draw follows
-    draws                 R of them
+    draws                 R of them; None takes the likeliest token
     target_rows           [P] int64       rows whose next token's log-probability is wanted
     target_ids            [P] int64       those tokens
     target_tops           P numbers of likeliest tokens to report beside them
@@ -37,10 +66,10 @@ class Batch:
     seq_lens: torch.Tensor
     q_start: torch.Tensor
     choose_rows: torch.Tensor
-    draws: list[Draw]
+    draws: list[Draw | None]
     target_rows: torch.Tensor
     target_ids: torch.Tensor
     target_tops: list[int]
-    tables: list[bytes]
+    tables: Tables
     lens: list[int]
     counts: list[int]

@@ -3,22 +3,24 @@
 Owns: the running sequences, their leases, and the token budget.  Does not know: text, devices,
 clocks, in which order those that wait are let in.
 Idea: there are no phases.  A sequence has tokens and a computed count, and every step lets some
-counts catch up: a decode is one token behind, a prompt many, a prefix hit starts ahead.
+counts catch up: a decode is one token behind, a prompt many, a prefix hit starts ahead.  Those that
+decode plainly stand in rows, where a step costs each of them next to nothing.
 """
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 
 import msgspec
 
 from radixcache.cache import RadixCache
 from radixcache.errors import OutOfBlocks
 from radixcache.lease import BlockCopy
-from radixcache.tokens import TOKEN_BYTES, pack_tokens
+from radixcache.tokens import TOKEN_BYTES
 from runtime.config import EngineConfig
 from runtime.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from runtime.scheduler.admission import Admission
+from runtime.scheduler.rows import DecodeRows
 from runtime.scheduler.slices import next_slice
 from runtime.sequence import Sequence
 
@@ -30,6 +32,18 @@ class Step(msgspec.Struct, frozen=True):
     token: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What came of a step.
+
+    rows, tokens  those that decode, and what each drew
+    steps         what came of all others
+    """
+
+    rows: list[Sequence]
+    tokens: tuple[int, ...]
+    steps: list[Step]
 
 
 class Scheduler:
@@ -49,7 +63,9 @@ class Scheduler:
         self.closing: list[Sequence] = []  # finished, but for the K/V of their last token
         self.num_preemptions = 0
         self._step = 0
-        self._planned: list[tuple[Sequence, Slice]] = []
+        self._rows = DecodeRows(cache.config.block_size)
+        self._planned_rows: list[Sequence] = []
+        self._planned: list[tuple[Sequence, Slice]] = []  # of those that are in no row
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -72,13 +88,12 @@ class Scheduler:
         copies: list[BlockCopy] = []
         budget = self.config.max_step_tokens
         preemptions_before = self.num_preemptions
-        for sequence in [*self.running, *self.closing]:
-            if sequence.lease is not None and sequence.sampled is not None:
-                copies += self._append_sampled(sequence)
+        others = self._write_newest(copies)
+        self._planned_rows = list(self._rows.sequences)
+        budget -= len(self._planned_rows)
         # Those one token behind come first, so that no long prompt holds up a decode.
-        behind = [s for s in chain(self.running, self.closing) if s.lease is not None]
-        behind.sort(key=lambda s: s.num_behind > 1)
-        for sequence in behind:
+        others.sort(key=lambda s: s.num_behind > 1)
+        for sequence in others:
             budget -= self._plan(sequence, budget)
         if budget > 0 and self.num_preemptions == preemptions_before:
             for sequence, owed in self.admission.admitted(self.running):
@@ -87,17 +102,39 @@ class Scheduler:
                 budget -= self._plan(sequence, budget)
                 if budget <= 0:
                     break
-        slices = tuple(piece for _, piece in self._planned)
-        return StepPlan(step=self._step, slices=slices, copies=tuple(copies))
+        return StepPlan(
+            step=self._step,
+            rows=self._rows.columns(),
+            pieces=tuple(piece for _, piece in self._planned),
+            copies=tuple(copies),
+        )
 
-    def apply(self, result: StepResult) -> list[Step]:
+    def apply(self, result: StepResult) -> Applied:
         """Note a step's result: counts, published blocks, new tokens, new branches.
 
         returns  what came of each planned sequence; a new branch follows the one it forks from
         """
-        tokens = iter(result.token_ids)
-        logprobs = iter(result.logprobs)
-        scored = iter(result.target_logprobs)
+        rows = self._planned_rows
+        drawn, others = result.token_ids[: len(rows)], result.token_ids[len(rows) :]
+        self._planned_rows = []
+        if rows:
+            for sequence in self._rows.filling():
+                assert sequence.lease is not None
+                if self.cache.commit(sequence.lease, sequence.num_tokens).num_twins:
+                    self._rows.refresh(sequence)
+            self._rows.advance(drawn)
+        logprobs = result.logprobs[len(rows) :]
+        return Applied(rows, drawn, self._apply_pieces(others, logprobs, result.target_logprobs))
+
+    def _apply_pieces(
+        self,
+        token_ids: tuple[int, ...],
+        drawn_logprobs: tuple[TokenLogprobs | None, ...],
+        target_logprobs: tuple[TokenLogprobs, ...],
+    ) -> list[Step]:
+        tokens = iter(token_ids)
+        logprobs = iter(drawn_logprobs)
+        scored = iter(target_logprobs)
         news: list[Step] = []
         for sequence, piece in self._planned:
             assert sequence.lease is not None
@@ -134,7 +171,8 @@ class Scheduler:
         the next step completes it, so that the whole turn can be a hit of the next turn.
         """
         whole_blocks = sequence.num_tokens % self.cache.config.block_size == 0
-        if whole_blocks and self.cache.config.enable_prefix_cache and sequence.sampled is not None:
+        if whole_blocks and self.cache.config.enable_prefix_cache and sequence.num_behind:
+            self._rows.leave(sequence)
             self.running.remove(sequence)
             self.closing.append(sequence)
         else:
@@ -142,6 +180,7 @@ class Scheduler:
 
     def drop(self, sequence: Sequence) -> None:
         """End a sequence at once, wherever it is; its lease is released."""
+        self._rows.leave(sequence)
         for group in (self.waiting, self.running, self.closing):
             if sequence in group:
                 group.remove(sequence)
@@ -156,36 +195,80 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks back; it waits at its old place and resumes as a hit."""
         assert sequence.lease is not None
+        self._rows.leave(sequence)
         self.cache.release(sequence.lease)
-        sequence.lease, sequence.sampled, sequence.num_computed = None, None, 0
+        sequence.lease, sequence.num_computed = None, 0
         self.running.remove(sequence)
         self.admission.put_back(sequence)
         self.num_preemptions += 1
 
-    def forget_released(self) -> None:
-        """Take the slices out of the step in progress whose sequences have no lease any more."""
-        self._planned = [pair for pair in self._planned if pair[0].lease is not None]
+    def forget_released(self, plan: StepPlan) -> None:
+        """Take the slices out of the step in progress whose sequences have no lease any more.
+
+        All others are planned as slices from now on, in their order; their rows end here.
+        """
+        pairs = zip(self.planned(), plan.slices, strict=True)
+        self._planned = [pair for pair in pairs if pair[0].lease is not None]
+        self._planned_rows = []
+        for sequence in list(self._rows.sequences):
+            self._rows.leave(sequence)
+            self._append_newest(sequence)  # its block is there, and nobody else's
 
     def planned(self) -> list[Sequence]:
-        """Return the sequences of the step in progress."""
+        """Return the sequences of the step in progress, in the order of its slices."""
+        return [*self._planned_rows, *self.planned_pieces()]
+
+    def planned_pieces(self) -> list[Sequence]:
+        """Return those of them that are in no row."""
         return [sequence for sequence, _ in self._planned]
 
-    def _append_sampled(self, sequence: Sequence) -> tuple[BlockCopy, ...]:
-        """Put the newest token on the lease, and let others give way where there is no room.
+    def settle(self, sequence: Sequence) -> None:
+        """Put all computed tokens of a running sequence on its lease, so that it can be forked.
+
+        In a row its lease lacks up to a block of them; it leaves the row until the next step.
+        """
+        assert sequence.lease is not None
+        self._rows.leave(sequence)
+        missing = sequence.num_computed - sequence.lease.num_tokens
+        if missing > 0:  # they need no block: the one that does is there before it is computed
+            self.cache.append(sequence.lease, sequence.unwritten()[: missing * TOKEN_BYTES])
+
+    def _write_newest(self, copies: list[BlockCopy]) -> list[Sequence]:
+        """Put the newest tokens on leases: in rows only at the edges of blocks, else always.
+
+        copies   those owed are added
+        returns  who is in no row, those left out that have just entered one
+        """
+        for sequence in self._rows.at_edges():
+            if sequence.row >= 0:  # or it has just given way
+                copies += self._append_newest(sequence)
+            if sequence.row >= 0:
+                self._rows.refresh(sequence)
+        others: list[Sequence] = []
+        if len(self._rows) < len(self.running):
+            others = [sequence for sequence in self.running if sequence.row < 0]
+        for sequence in [*others, *self.closing]:
+            copies += self._append_newest(sequence)
+        for sequence in others:
+            has_room = len(self._rows) < self.config.max_step_tokens
+            if sequence.lease is not None and sequence.decodes and has_room:
+                self._rows.enter(sequence)
+        return [s for s in (*others, *self.closing) if s.lease is not None and s.row < 0]
+
+    def _append_newest(self, sequence: Sequence) -> tuple[BlockCopy, ...]:
+        """Put the newest tokens on the lease, and let others give way where there is no room.
 
         A finished sequence gives way first, as it misses no more than one block in the cache;
         then the youngest.
         """
-        assert sequence.sampled is not None
-        token = pack_tokens([sequence.sampled])
         while sequence.lease is not None:
+            tokens = sequence.unwritten()
+            if not tokens:
+                break
             try:
-                copies = self.cache.append(sequence.lease, token)
+                return self.cache.append(sequence.lease, tokens)
             except OutOfBlocks as refused:
                 self._make_way(sequence if refused.quota else None)
-            else:
-                sequence.sampled = None
-                return copies
         return ()
 
     def _make_way(self, refused: Sequence | None) -> None:

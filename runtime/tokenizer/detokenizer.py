@@ -26,6 +26,8 @@ class Detokenizer:
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._drops_space = tokenizer.drops_first_space
+        self._texts = tokenizer.texts if skip_special else None
+        self._is_plain = not self._drops_space  # nothing is held back, nothing will be dropped
 
     def push(self, ids: Sequence[int]) -> str:
         """Add ids; return the text that is certain now, without a character that is incomplete.
@@ -33,7 +35,20 @@ class Detokenizer:
         Errors: InvalidRequest for an id that is not in the vocabulary; nothing is added then.
         """
         new = self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
-        return self._without_first_space(self._decoder.decode(new))
+        text = self._without_first_space(self._decoder.decode(new))
+        self._is_plain = not self._drops_space and not self._decoder.getstate()[0]
+        return text
+
+    def push_one(self, token_id: int) -> str:
+        """Add one id, as `push` does; a look-up where it stands for whole characters."""
+        if not self._is_plain or self._texts is None:
+            return self.push([token_id])
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self.push([token_id])
+            if self._is_plain:
+                self._texts[token_id] = text
+        return text
 
     def flush(self) -> str:
         """End the sequence; return what was held back, U+FFFD for an incomplete character."""

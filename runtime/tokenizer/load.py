@@ -80,6 +80,8 @@ class Tokenizer:
         self._first = first
         self._later = later
         self.token_bytes = token_bytes
+        # What ids stand for that are whole characters, without control tokens; noted as it is met.
+        self.texts: dict[int, str] = {}
         self.longest_token_bytes = max(map(len, token_bytes), default=1)
         # A mark of a call may be a control token, but is a part of what a model says.
         self._skipped_ids = frozenset(i for text, i in named.items() if text not in MARKS)

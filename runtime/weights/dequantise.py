@@ -1,8 +1,8 @@
 """From a GGUF's quantised numbers to float32.
 
-Owns: how much of a tensor is worked on at once.  Does not know: names, files, what computes with it.
-Idea: the package's arithmetic, over pieces that fit the caches.  Left alone it takes sixteen rows at
-a time, thousands of small calls, and four times as long.
+Owns: how much of a tensor is worked on at once.  Does not know: names, files, who computes with it.
+Idea: the package's arithmetic, over pieces that fit the caches.  Left alone it takes sixteen rows
+at a time, thousands of small calls, and four times as long.
 """
 
 from __future__ import annotations

@@ -60,6 +60,9 @@ class LetterTokenizer:
 
     drops_first_space = False
 
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+
     def bytes_of(self, ids: Sequence[int], *, skip_special: bool = True) -> bytes:
         """The characters of these ids, in UTF-8."""
         return "".join(chr(ord("A") + token) for token in ids).encode()

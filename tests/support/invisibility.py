@@ -316,6 +316,7 @@ class WatchedEngine:
             assert sequence.lease is not None
             if not sequence.num_computed % self.cache.config.block_size:
                 continue  # no block is shared that anybody would write to
+            self.engine.scheduler.settle(sequence)
             self.forks.append((self.cache.fork(sequence.lease), sequence.num_computed))
 
     def release_forks(self, *, keep: int = 0) -> None:
