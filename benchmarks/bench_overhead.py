@@ -4,7 +4,8 @@
 
 The engine, scheduler and cache are the real ones, with a tokenizer that costs a look-up a token;
 the executor builds the batch that a model would read, and answers with tokens known beforehand.
-Each sequence has a prompt of 100 tokens of its own, and 16 tokens a block.  A step's parts:
+Each sequence has a prompt of its own, of 100 to 115 tokens, so that in each step some fill one of
+their blocks, of 16 tokens.  Tokens are among 2,000, as those of most texts are.  A step's parts:
 
     schedule  room for the newest tokens, and the plan
     build     the plan as tensors
@@ -39,7 +40,7 @@ from runtime.executor.batch import build_batch
 from runtime.plan import Difference, StepPlan, StepResult
 from runtime.request import Request, SamplingParams
 
-BLOCK_SIZE, PROMPT_LEN, VOCAB_SIZE = 16, 100, 49_152
+BLOCK_SIZE, PROMPT_LEN, VOCAB_SIZE = 16, 100, 2000
 PARTS = ("schedule", "build", "apply", "output")
 
 
@@ -106,12 +107,12 @@ class KnownTokens:
 def measure(batch: int, *, steps: int) -> dict[str, Any]:
     """Decode `batch` sequences for so many steps; return µs by part."""
     watch = Stopwatch()
-    num_blocks = batch * (-(-(PROMPT_LEN + steps + 8) // BLOCK_SIZE) + 1)
+    num_blocks = batch * (-(-(PROMPT_LEN + steps + 24) // BLOCK_SIZE) + 1)
     cache = RadixCache(CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE))
     executor = KnownTokens(watch)
     engine = Engine(
         cache,
-        EngineConfig(max_len=PROMPT_LEN + steps + 8, max_step_tokens=8192, max_running=batch),
+        EngineConfig(max_len=PROMPT_LEN + steps + 24, max_step_tokens=8192, max_running=batch),
         executor,
         tokenizer=Words(),  # type: ignore[arg-type]
         eos_ids=frozenset(),
@@ -126,7 +127,9 @@ def measure(batch: int, *, steps: int) -> dict[str, Any]:
         engine.submit(
             Request(
                 request_id=f"r{index}",
-                prompt=pack_tokens(rng.integers(0, VOCAB_SIZE, PROMPT_LEN).tolist()),
+                prompt=pack_tokens(
+                    rng.integers(0, VOCAB_SIZE, PROMPT_LEN + index % BLOCK_SIZE).tolist()
+                ),
                 sampling=SamplingParams(max_tokens=steps + 8, ignore_eos=True),
             )
         )

@@ -176,20 +176,21 @@ class RadixCache:
         self._check_lease(lease)
         check_packed(tokens)
         self.expire()
-        account = self.accounts.by_namespace[lease.namespace]
         block_size, old_len = self.config.block_size, lease.num_tokens
         filled = old_len % block_size
         new_len = old_len + len(tokens) // TOKEN_BYTES
         needed = -(-new_len // block_size) - len(lease.block_table)
         copies: tuple[BlockCopy, ...] = ()
         shared = bool(filled and tokens) and self.pool.refcount(lease.block_table[-1]) > 1
-        fresh = self.room.allocate(account, needed + shared)
-        if shared:
-            own, source = fresh.pop(0), lease.block_table[-1]
-            self.room.free(account, [source])
-            lease.block_table[-1] = own
-            copies = (BlockCopy(source, own, filled),)
-        lease.block_table.extend(fresh)
+        if needed or shared:
+            account = self.accounts.by_namespace[lease.namespace]
+            fresh = self.room.allocate(account, needed + shared)
+            if shared:
+                own, source = fresh.pop(0), lease.block_table[-1]
+                self.room.free(account, [source])
+                lease.block_table[-1] = own
+                copies = (BlockCopy(source, own, filled),)
+            lease.block_table.extend(fresh)
         lease.tokens.extend(tokens)
         return copies
 

@@ -17,7 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar, cast
 
-from runtime.engine import Engine, EngineStats
+from runtime.engine import Engine
+from runtime.engine_stats import EngineStats
 from runtime.errors import EngineFailure, ServerBusy
 from runtime.recheck import Recheck, RecheckStats
 from runtime.request import Request, RequestOutput, Usage

@@ -12,7 +12,6 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -20,9 +19,9 @@ from radixcache.cache import RadixCache
 from radixcache.deadlines import Hold
 from radixcache.lease import PrefixKey
 from radixcache.namespace import Namespace
-from radixcache.stats import CacheStats
 from runtime.accepting import check_request
 from runtime.config import EngineConfig
+from runtime.engine_stats import EngineStats
 from runtime.errors import (
     CopiesFailed,
     EngineFailure,
@@ -31,43 +30,12 @@ from runtime.errors import (
     ServerBusy,
 )
 from runtime.live import LiveRequest
-from runtime.plan import Difference, Ids, StepPlan, StepResult, merge_results
+from runtime.plan import Executor, StepPlan, StepResult, merge_results
 from runtime.request import FinishReason, Request, RequestOutput, SamplingParams
 from runtime.scheduler.public import PUBLIC, PublicPrefix
 from runtime.scheduler.scheduler import Applied, Scheduler, Step
 from runtime.sequence import Sequence
 from runtime.tokenizer.load import Tokenizer
-
-
-class Executor(Protocol):
-    """Whoever computes steps: the model, or a stand-in in tests."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Carry out the copies, store K/V of every slice, and choose a token for each draw."""
-
-    def first_difference(self, ours: Ids, theirs: Ids, num_tokens: int) -> Difference | None:
-        """Compare the bits of the first `num_tokens` slots of two runs of blocks."""
-
-
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine in numbers, since it started.
-
-    cached_tokens    prompt tokens found in the cache, counted once, at first admission
-    finished         requests ended, by reason
-    failed_steps     steps that raised, and were computed again sequence by sequence
-    preemptions      times that a sequence gave its blocks back to let an older one get on
-    """
-
-    running: int
-    waiting: int
-    steps: int
-    failed_steps: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    preemptions: int
-    finished: dict[str, int]
-    cache: CacheStats
 
 
 class Engine:
@@ -251,8 +219,9 @@ class Engine:
         )
 
     def check(self) -> None:
-        """Check the cache's invariants, and that every lease belongs to a live sequence."""
+        """Check the cache's invariants, the rows, and that each lease has a live sequence."""
         self.cache.check()
+        self.scheduler.check()
         branches = [branch for live in self._live.values() for branch in live.branches.values()]
         held = {branch.sequence.lease.lease_id for branch in branches if branch.sequence.lease}
         held |= {s.lease.lease_id for s in self.scheduler.closing if s.lease}

@@ -17,7 +17,18 @@ from runtime.tokenizer.load import Tokenizer
 class Branch:
     """One sequence of a request, and its output on the way to text."""
 
-    __slots__ = ("_costs", "_live", "_max_plain", "_request_id", "detokenizer", "sequence", "stops")
+    __slots__ = (
+        "_costs",
+        "_ends",
+        "_index",
+        "_live",
+        "_max_plain",
+        "_output",
+        "_request_id",
+        "detokenizer",
+        "sequence",
+        "stops",
+    )
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None, live: LiveRequest) -> None:
         sampling = sequence.request.sampling
@@ -25,8 +36,11 @@ class Branch:
         self.detokenizer = Detokenizer(tokenizer) if tokenizer else None
         self.stops = StopStrings(sampling.stop)
         self._live = live
+        self._ends = live.ends
         self._request_id = sequence.request.request_id
-        self._costs: Usage | None = None
+        self._index = sequence.index
+        self._output = sequence.output
+        self._costs: tuple[int, int, int, float] | None = None
         # Tokens before the one at which it ends; none are plain where texts may end it.
         self._max_plain = 0 if sampling.stop else live.most_tokens(sequence) - 1
 
@@ -35,26 +49,19 @@ class Branch:
 
         For a sequence that has drawn before.  Raises what the tokenizer raises.
         """
-        sequence = self.sequence
-        count = len(sequence.output)
-        if count > self._max_plain or token in self._live.ends:
+        count = len(self._output)
+        if count > self._max_plain or token in self._ends:
             return None
         costs = self._costs
         if costs is None:  # of the prompt, whose costs are known by now
-            costs = self._costs = self._live.usage(sequence)
-        return RequestOutput(
-            request_id=self._request_id,
-            text=self.detokenizer.push_one(token) if self.detokenizer else "",
-            token_ids=(token,),
-            usage=Usage(
-                prompt_tokens=costs.prompt_tokens,
-                cached_tokens=costs.cached_tokens,
-                computed_tokens=costs.computed_tokens,
-                completion_tokens=count,
-                queue_s=costs.queue_s,
-            ),
-            index=sequence.index,
-        )
+            usage = self._live.usage(self.sequence)
+            costs = (usage.prompt_tokens, usage.cached_tokens, usage.computed_tokens, usage.queue_s)
+            self._costs = costs
+        prompt, cached, computed, queue_s = costs
+        text = self.detokenizer.push_one(token) if self.detokenizer else ""
+        # By position: keywords take three times as long, and this is most of what a token costs.
+        usage = Usage(prompt, cached, computed, count, queue_s)
+        return RequestOutput(self._request_id, text, (token,), usage, None, None, self._index)
 
 
 class LiveRequest:

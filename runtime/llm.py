@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.completion import Completion, completion_of
 from runtime.config import DEFAULT_MODEL, RuntimeConfig
-from runtime.engine import EngineStats
+from runtime.engine_stats import EngineStats
 from runtime.errors import InvalidRequest
 from runtime.loading import Runtime, load_runtime
 from runtime.loop import EngineLoop, Listener

@@ -23,7 +23,7 @@ from radixcache.observer import TreeObserver
 from radixcache.policy import POLICIES
 from radixcache.seal import Seals
 from runtime.config import RuntimeConfig
-from runtime.engine import Engine, Executor
+from runtime.engine import Engine
 from runtime.errors import InvalidRequest, InvalidSetting, PromptTooLong
 from runtime.exactness.promise import UNCHECKED, Exactness
 from runtime.exactness.start import exact_model
@@ -32,6 +32,7 @@ from runtime.grammar import Constrainer, Grammar
 from runtime.kv.store import KVStore
 from runtime.models.config import ModelConfig
 from runtime.models.llama import LlamaModel
+from runtime.plan import Executor
 from runtime.request import MAX_SEED, Constraint
 from runtime.sealed import SealedExecutor
 from runtime.tokenizer.chat import ChatTemplate

@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from runtime.engine import EngineStats
+from runtime.engine_stats import EngineStats
 from runtime.recheck import RecheckStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

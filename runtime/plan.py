@@ -7,6 +7,7 @@ Idea: all are plain data, so a step can be written to a file and run again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -90,8 +91,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
     request_ids, indexes  whose they are
     tokens, positions     packed int32, one a row: the token to compute, and where it stands
-    tables                packed int32 [rows, width]: block ids; those beyond a row's position mean
-                          nothing
+    tables                packed int32 [rows, width]: block ids up to a row's position, then -1
     draws                 how each row chooses, its `position` left out
     drawn_at_random       rows that don't just take the likeliest token
     """
@@ -178,6 +178,16 @@ class Difference(msgspec.Struct, frozen=True):
 
     block: int
     layer: int
+
+
+class Executor(Protocol):
+    """Whoever computes steps: the model, or a stand-in in tests."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out the copies, store K/V of every slice, and choose a token for each draw."""
+
+    def first_difference(self, ours: Ids, theirs: Ids, num_tokens: int) -> Difference | None:
+        """Compare the bits of the first `num_tokens` slots of two runs of blocks."""
 
 
 def merge_results(step: int, results: Sequence[StepResult]) -> StepResult:

@@ -24,8 +24,8 @@ from radixcache.errors import CacheError, OutOfBlocks
 from radixcache.lease import BlockCopy, PrefixKey
 from radixcache.namespace import Namespace
 from radixcache.tokens import TOKEN_BYTES, common_prefix_len, unpack_tokens
-from runtime.engine import Engine, Executor
-from runtime.plan import Slice, StepPlan
+from runtime.engine import Engine
+from runtime.plan import Executor, Slice, StepPlan
 from runtime.scheduler.public import PUBLIC
 from runtime.scheduler.slices import draws_of
 from runtime.sequence import Sequence

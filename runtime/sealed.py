@@ -10,9 +10,8 @@ from __future__ import annotations
 from radixcache.cache import RadixCache
 from radixcache.errors import BrokenSeal
 from radixcache.seal import Seals
-from runtime.engine import Executor
 from runtime.errors import CopiesFailed
-from runtime.plan import Difference, Ids, StepPlan, StepResult
+from runtime.plan import Difference, Executor, Ids, StepPlan, StepResult
 from runtime.scheduler.public import PUBLIC
 
 

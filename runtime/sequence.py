@@ -12,6 +12,7 @@ output are the same to it.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from hashlib import blake2b
 from typing import Protocol
@@ -139,7 +140,7 @@ class Sequence:
         """Return the newest tokens, packed, that are not on the lease yet."""
         assert self.lease is not None
         missing = self.num_tokens - self.lease.num_tokens
-        return pack_tokens(self.output[-missing:]) if missing else b""
+        return array("i", self.output[-missing:]).tobytes() if missing else b""
 
     def all_tokens(self) -> bytes:
         """Return prompt and output as packed ids."""

@@ -11,7 +11,7 @@ import radixcache.errors
 import runtime.errors
 from runtime.cli.main import build_parser
 from runtime.config import RuntimeConfig
-from runtime.engine import EngineStats
+from runtime.engine_stats import EngineStats
 from runtime.metrics import ServerMetrics
 from runtime.request import SamplingParams
 from runtime.server.anthropic import MessagesRequest

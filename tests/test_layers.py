@@ -32,6 +32,7 @@ TORCH_FREE = (
     "config",
     "plan",
     "engine",
+    "engine_stats",
     "scheduler",
     "loop",
     "completion",

@@ -81,11 +81,9 @@ def _batch_of_rows(rows: Rows, *, device: torch.device) -> Batch:
     places = np.frombuffer(rows.positions, np.int32)
     tables = np.frombuffer(rows.tables, np.int32).reshape(count, -1)
     num_blocks = places // block_size + 1
-    block_table = tables.copy()
-    block_table[np.arange(tables.shape[1]) >= num_blocks[:, None]] = -1
     positions = places.astype(np.int64)
     every = np.arange(count)
-    slots = block_table[every, num_blocks - 1].astype(np.int64) * block_size
+    slots = tables[every, num_blocks - 1].astype(np.int64) * block_size
     draws: list[Draw | None] = [None] * count
     for row in rows.drawn_at_random:
         draws[row] = rows.draw(row)
@@ -97,7 +95,7 @@ def _batch_of_rows(rows: Rows, *, device: torch.device) -> Batch:
         token_ids=on_device(np.frombuffer(rows.tokens, np.int32).astype(np.int64)),
         positions=on_device(positions),
         slot_mapping=on_device(slots + positions % block_size),
-        block_table=on_device(block_table),
+        block_table=on_device(tables.copy()),
         seq_lens=on_device(places + 1),
         q_start=on_device(np.arange(count + 1, dtype=np.int32)),
         choose_rows=on_device(every),

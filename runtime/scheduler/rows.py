@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from runtime.errors import EngineFailure
 from runtime.plan import Draw, Rows
 from runtime.scheduler.slices import draws_of
 from runtime.sequence import Sequence
@@ -34,7 +35,7 @@ class DecodeRows:
         self._block_size = block_size
         self._tokens = np.zeros(8, np.int32)
         self._positions = np.zeros(8, np.int32)
-        self._tables = np.zeros((8, 8), np.int32)
+        self._tables = np.full((8, 8), -1, np.int32)
         self._puts: list[Callable[[int], None]] = []  # `append` of each sequence's output
         self._draws: list[Draw] = []
         self._names: _Names | None = None  # until somebody comes or goes
@@ -50,7 +51,7 @@ class DecodeRows:
                 np.concatenate((column, np.zeros_like(column)))
                 for column in (self._tokens, self._positions)
             )
-            self._tables = np.concatenate((self._tables, np.zeros_like(self._tables)))
+            self._tables = np.concatenate((self._tables, np.full_like(self._tables, -1)))
         self._tokens[row] = sequence.output[-1]
         self._positions[row] = sequence.num_tokens - 1
         self.sequences.append(sequence)
@@ -82,9 +83,20 @@ class DecodeRows:
         assert sequence.lease is not None
         table = np.frombuffer(sequence.lease.block_table, np.int32)
         if len(table) > self._tables.shape[1]:
-            room = np.zeros((len(self._tables), len(table)), np.int32)
+            room = np.full((len(self._tables), len(table)), -1, np.int32)
             self._tables = np.concatenate((self._tables, room), axis=1)
-        self._tables[sequence.row, : len(table)] = table
+        ours = self._tables[sequence.row]
+        ours[: len(table)] = table
+        ours[len(table) :] = -1
+
+    def add_block(self, sequence: Sequence) -> None:
+        """Read the block that a sequence has got for its newest token."""
+        assert sequence.lease is not None
+        table = sequence.lease.block_table
+        if len(table) > self._tables.shape[1]:
+            self.refresh(sequence)
+        else:
+            self._tables[sequence.row, len(table) - 1] = table[-1]
 
     def at_edges(self) -> list[Sequence]:
         """Return those that need a block for their token, or will have filled one by it."""
@@ -123,6 +135,26 @@ class DecodeRows:
             draws=draws,
             drawn_at_random=drawn_at_random,
         )
+
+    def check(self) -> None:
+        """Check every column against its sequence; for tests.  Raises EngineFailure."""
+        for row, sequence in enumerate(self.sequences):
+            lease, place = sequence.lease, sequence.num_tokens - 1
+            assert lease is not None
+            table = self._tables[row][self._tables[row] >= 0].tolist()
+            inside = place % self._block_size
+            facts = {
+                "row": sequence.row == row,
+                "token": self._tokens[row] == sequence.output[-1],
+                "position": self._positions[row] == place,
+                "block table": table == lease.block_table.tolist(),
+                "output": self._puts[row] == sequence.output.append,
+                "draw": self._draws[row].seed == sequence.seeds[0],
+                "lease": place - inside <= lease.num_tokens <= place + 1,
+            }
+            wrong = [name for name, holds in facts.items() if not holds]
+            if wrong:
+                raise EngineFailure(f"row {row} of {sequence.request.request_id}: {wrong} wrong")
 
     def advance(self, tokens: Numbers[int]) -> None:
         """Take the token that was drawn for each."""

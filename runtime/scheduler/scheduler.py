@@ -222,6 +222,10 @@ class Scheduler:
         """Return those of them that are in no row."""
         return [sequence for sequence, _ in self._planned]
 
+    def check(self) -> None:
+        """Check the rows against the sequences in them; raises EngineFailure.  For tests."""
+        self._rows.check()
+
     def settle(self, sequence: Sequence) -> None:
         """Put all computed tokens of a running sequence on its lease, so that it can be forked.
 
@@ -243,7 +247,7 @@ class Scheduler:
             if sequence.row >= 0:  # or it has just given way
                 copies += self._append_newest(sequence)
             if sequence.row >= 0:
-                self._rows.refresh(sequence)
+                self._rows.add_block(sequence)
         others: list[Sequence] = []
         if len(self._rows) < len(self.running):
             others = [sequence for sequence in self.running if sequence.row < 0]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from radixcache.tokens import pack_tokens, unpack_tokens
 from runtime.executor.batch import build_batch
-from runtime.plan import Draw, Slice
+from runtime.models.batch import Batch
+from runtime.plan import Draw, Rows, Slice
 
 CPU = torch.device("cpu")
 
@@ -78,6 +79,40 @@ def test_a_batch_is_what_plain_loops_build(data, block_size):
     for name, expected in loop_reference(pieces, block_size).items():
         value = getattr(batch, name)
         assert (value.tolist() if isinstance(value, torch.Tensor) else value) == expected, name
+
+
+@given(
+    block_size=st.sampled_from((1, 2, 16)),
+    places=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    hot=st.integers(0, 5),
+)
+@settings(max_examples=100, deadline=None)
+def test_rows_make_the_batch_that_their_slices_make(block_size, places, hot):
+    count, width = len(places), max(places) // block_size + 1
+    tables = np.full((count, width), -1, np.int32)
+    for row, place in enumerate(places):
+        tables[row, : place // block_size + 1] = 100 * row + np.arange(place // block_size + 1)
+    rows = Rows(
+        request_ids=tuple(f"r{row}" for row in range(count)),
+        indexes=(0,) * count,
+        tokens=pack_tokens(range(7, 7 + count)),
+        positions=pack_tokens(places),
+        tables=tables.tobytes(),
+        block_size=block_size,
+        draws=tuple(draw(0) for _ in places),
+        drawn_at_random=(hot,) if hot < count else (),
+    )
+    ours = build_batch([], rows, block_size=block_size, device=CPU)
+    theirs = build_batch(list(rows.slices()), block_size=block_size, device=CPU)
+    for name in Batch.__slots__:
+        one, other = getattr(ours, name), getattr(theirs, name)
+        if isinstance(one, torch.Tensor):
+            assert one.dtype == other.dtype, name
+            assert one.tolist() == other.tolist(), name
+        elif name == "draws":
+            assert [d for d in one if d is not None] == other[hot : hot + 1]
+        else:
+            assert list(one) == list(other), name
 
 
 def test_dtypes_are_those_that_kernels_read():

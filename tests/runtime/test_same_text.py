@@ -14,7 +14,8 @@ import torch
 from radixcache import CacheConfig, RadixCache
 from radixcache.tokens import pack_tokens
 from runtime.config import EngineConfig
-from runtime.engine import Engine, EngineStats
+from runtime.engine import Engine
+from runtime.engine_stats import EngineStats
 from runtime.executor.executor import ModelExecutor
 from runtime.kv.store import KVStore
 from runtime.llm import LLM

@@ -165,8 +165,13 @@ FAULTS = (
     ),
     _edit(
         "positions count from the first token that is computed",
-        (importlib.import_module("runtime.executor.executor"), "build_batch"),
+        (importlib.import_module("runtime.executor.batch"), "_batch_of_slices"),
         ("positions=on_device(positions)", "positions=on_device(positions - starts[owner])"),
+    ),
+    _edit(
+        "a decode stores its K/V at the begin of its block",
+        (importlib.import_module("runtime.executor.batch"), "_batch_of_rows"),
+        ("slots + positions % block_size", "slots"),
     ),
     _edit(
         "noise counts positions from the hit",
