@@ -3,9 +3,8 @@
     .venv/bin/python benchmarks/bench_start.py [--runs 5] [--out FILE] [-- FLAG …]
 
 Each run starts the server, reads the line that says it is ready, sends one streamed completion and
-stops the clock at its first piece.  One run before them warms the file cache.  Memory is the most
-that was resident until then, beside what is needed: the weights, and the pool's part that was
-written.  Flags behind `--` go to `radixcache serve`.
+stops the clock at its first piece.  One run before them warms the file cache.  CPU is that of all
+threads until then, memory the most that was resident.  Flags behind `--` go to `radixcache serve`.
 """
 
 from __future__ import annotations
@@ -45,6 +44,12 @@ def peak_mb(pid: int) -> float:
     return int(found[1]) * 1024 / 1e6
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def one_start(flags: list[str]) -> dict[str, float]:
     """Start a server, ask it once, and stop it."""
     command = [sys.executable, "-c", "from runtime.cli.entry import main; raise SystemExit(main())"]
@@ -63,6 +68,7 @@ def one_start(flags: list[str]) -> dict[str, float]:
         return {
             "ready_s": loaded - began,
             "first_token_s": done - began,
+            "cpu_s": cpu_s(server.pid),
             "peak_mb": peak_mb(server.pid),
         }
     finally:
@@ -80,7 +86,7 @@ def main() -> None:
     one_start(args.flags)
     runs = [one_start(args.flags) for _ in range(args.runs)]
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
-    for name in ("ready_s", "first_token_s", "peak_mb"):
+    for name in ("ready_s", "first_token_s", "cpu_s", "peak_mb"):
         values = [run[name] for run in runs]
         result[name] = [round(v, 2) for v in (statistics.median(values), min(values), max(values))]
         print(f"{name:14} median {result[name][0]}, {result[name][1]} to {result[name][2]}")

@@ -59,6 +59,7 @@ if STRESS:
     columns = HOW | {"dtype": MODEL["dtype"]}
     REAL = all_rows(columns) if WHOLE else covering_rows(columns)
 DRAWN = SamplingParams(max_tokens=4, temperature=0.8, top_p=0.95, seed=7, logprobs=3)
+PLAIN = SamplingParams(max_tokens=6, temperature=0.8, top_p=0.95, seed=7)  # decodes in a row
 TWICE = SamplingParams(max_tokens=3, temperature=1.0, seed=5, n=2, frequency_penalty=0.5)
 GREEDY = SamplingParams(max_tokens=2, logprobs=0, prompt_logprobs=1)
 
@@ -116,11 +117,11 @@ def play(alone: Alone, how: Row, subject: list[int], *, pool_tokens: int = 6400)
     for turn in range(2):
         for i, tokens in enumerate(companions[: count // 2]):
             engine.submit(f"early {turn} {i}", tokens, TWICE if i == 1 else GREEDY)
-        engine.submit(f"subject {turn}", subject, DRAWN)
+        engine.submit(f"subject {turn}", subject, PLAIN if turn else DRAWN)
         if turn:
             engine.submit("branch", branch, TWICE)
         for i, tokens in enumerate(companions[count // 2 :]):
-            engine.submit(f"late {turn} {i}", tokens, GREEDY)
+            engine.submit(f"late {turn} {i}", tokens, PLAIN if i == 1 else GREEDY)
         while engine.engine.has_work:
             engine.step()
             if how["forked"]:
