@@ -257,6 +257,7 @@ class Engine:
     def _read_rows(self, applied: Applied) -> list[RequestOutput]:
         """Turn the tokens of those that decode into their news; all that a step does for each."""
         outputs: list[RequestOutput] = []
+        num_plain = 0
         for sequence, token in zip(applied.rows, applied.tokens, strict=True):
             reader = sequence.reader
             if reader is None:  # another branch has just ended all of the request
@@ -270,8 +271,9 @@ class Engine:
             if news is None:
                 outputs += self._advance(Step(sequence, token))
             else:
-                self._totals["completion_tokens"] += 1
+                num_plain += 1
                 outputs.append(news)
+        self._totals["completion_tokens"] += num_plain
         return outputs
 
     def _advance(self, step: Step) -> list[RequestOutput]:

@@ -34,6 +34,8 @@ class Sequence:
 
     What the engine changes: `constraint`, `allowed`, `reader`.
 
+    num_prompt_tokens
+                   tokens of the prompt
     index          which branch of the request; all begin as branch 0, which computes the prompt
     num_branches   branches that begin with the next token, this one counted; 1 once they have
     arrival        place in the order of submission
@@ -63,6 +65,7 @@ class Sequence:
         "num_cached",
         "num_in_place",
         "num_overtaken",
+        "num_prompt_tokens",
         "num_scored",
         "output",
         "reader",
@@ -73,6 +76,7 @@ class Sequence:
 
     def __init__(self, request: Request, *, seed: int, index: int = 0) -> None:
         self.request = request
+        self.num_prompt_tokens = num_tokens(request.prompt)
         self.seed = seed
         self.index = index
         self.num_branches = request.sampling.n
@@ -101,11 +105,6 @@ class Sequence:
     @num_computed.setter
     def num_computed(self, count: int) -> None:
         self._num_computed = count
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return num_tokens(self.request.prompt)
 
     @property
     def num_tokens(self) -> int:

@@ -24,6 +24,10 @@ def main() -> int:
 
         if quick.takes(sys.argv[1:]):
             return quick.main()
+        if sys.argv[1:2] == ["serve"]:  # started most often, and waited for: nothing else's imports
+            from runtime.cli import serve  # imports torch
+
+            return quick.run((serve,))
         from runtime.cli import main as command_line  # imports torch
     except KeyboardInterrupt:
         return 130

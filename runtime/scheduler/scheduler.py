@@ -265,10 +265,7 @@ class Scheduler:
         A finished sequence gives way first, as it misses no more than one block in the cache;
         then the youngest.
         """
-        while sequence.lease is not None:
-            tokens = sequence.unwritten()
-            if not tokens:
-                break
+        while sequence.lease is not None and (tokens := sequence.unwritten()):
             try:
                 return self.cache.append(sequence.lease, tokens)
             except OutOfBlocks as refused:

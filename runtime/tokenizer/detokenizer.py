@@ -26,8 +26,9 @@ class Detokenizer:
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._drops_space = tokenizer.drops_first_space
-        self._texts = tokenizer.texts if skip_special else None
-        self._is_plain = not self._drops_space  # nothing is held back, nothing will be dropped
+        self._texts = tokenizer.texts  # without control tokens
+        # True where nothing is held back, and nothing will be dropped.
+        self._is_plain = skip_special and not self._drops_space
 
     def push(self, ids: Sequence[int]) -> str:
         """Add ids; return the text that is certain now, without a character that is incomplete.
@@ -36,12 +37,13 @@ class Detokenizer:
         """
         new = self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
         text = self._without_first_space(self._decoder.decode(new))
-        self._is_plain = not self._drops_space and not self._decoder.getstate()[0]
+        holds_back = self._drops_space or bool(self._decoder.getstate()[0])
+        self._is_plain = self._skip_special and not holds_back
         return text
 
     def push_one(self, token_id: int) -> str:
         """Add one id, as `push` does; a look-up where it stands for whole characters."""
-        if not self._is_plain or self._texts is None:
+        if not self._is_plain:
             return self.push([token_id])
         text = self._texts.get(token_id)
         if text is None:
