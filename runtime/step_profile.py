@@ -64,6 +64,8 @@ def step_parts(profile: cProfile.Profile, *, count: int) -> list[Part]:
     model = (stats.of(LlamaModel.forward), stats.of(LlamaModel.logits))
     parts["attention plan"] = stats.of(StepAttention.__init__)
     operations = stats.operations()
+    if "rows" in operations:  # of a packed embedding
+        operations["embedding"] = operations.pop("rows")
     head = _minus(stats.of(LlamaModel.logits), stats.called_by(LlamaModel.logits, _KERNELS))
     if "linear" in operations:
         operations["linear, layers"] = _minus(operations.pop("linear"), head)

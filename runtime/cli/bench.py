@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
+from kernels import RowLayout, choose_backend
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
 from runtime.errors import InvalidSetting
+from runtime.executor.executor import ModelExecutor
 from runtime.loading import Runtime, load_runtime
 from runtime.step_profile import Part, step_parts
 from runtime.timing import Decode, FirstToken, Player
@@ -19,10 +22,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time goes of one thing that was played.
 
     played    "cold" or "warm", a prompt; or "decode" and its batch, a step
-    whole_us  microseconds of each, under the profiler
+    plain_us  microseconds of each without the profiler, its layers in one call where they can be
+    whole_us  under the profiler, with each operation called apart
     """
 
     played: str
+    plain_us: float
     whole_us: float
     parts: list[Part]
 
@@ -113,9 +118,10 @@ def _report(runtime: Runtime, args: argparse.Namespace, told: Callable[[str], No
         told(name)
         timed[name] = play(plain)
     profiles = []
-    for name, play in played.items() if args.profile else ():
-        told(f"{name}, under the profiler")
-        profiles.append(_profile(runtime, args, name, play))
+    with _operations_apart(runtime):
+        for name, play in played.items() if args.profile else ():
+            told(f"{name}, under the profiler")
+            profiles.append(_profile(runtime, args, name, play, timed[name]))
     cold, warm, *decode = timed.values()
     assert isinstance(cold, FirstToken)
     assert isinstance(warm, FirstToken)
@@ -129,17 +135,41 @@ def _report(runtime: Runtime, args: argparse.Namespace, told: Callable[[str], No
     )
 
 
+@contextmanager
+def _operations_apart(runtime: Runtime) -> Iterator[None]:
+    """Let a model that computes its layers in one call do it operation by operation."""
+    executor = runtime.executor
+    assert isinstance(executor, ModelExecutor)
+    model = executor.model
+    if model.row_layout is not None or choose_backend(executor.store.pool.device) != "native":
+        yield
+        return
+    model.row_layout = RowLayout()  # the same rows, but one call does not take it
+    try:
+        yield
+    finally:
+        model.row_layout = None
+
+
 def _profile(
     runtime: Runtime,
     args: argparse.Namespace,
     name: str,
     play: Callable[[Player], FirstToken | Decode],
+    plain: FirstToken | Decode,
 ) -> Profile:
     profile = cProfile.Profile()
     player = Player(runtime.engine, runs=args.runs, steps=args.steps, profile=profile, seed=2)
-    is_prompt = isinstance(play(player), FirstToken)
+    play(player)
+    is_prompt = isinstance(plain, FirstToken)
     parts = step_parts(profile, count=args.runs if is_prompt else args.steps)
-    return Profile(played=name, whole_us=sum(part.us for part in parts), parts=parts)
+    plain_ms = plain.median_ms if isinstance(plain, FirstToken) else plain.step_ms
+    return Profile(
+        played=name,
+        plain_us=plain_ms * 1e3,
+        whole_us=sum(part.us for part in parts),
+        parts=parts,
+    )
 
 
 def _text(report: Report) -> str:
@@ -171,4 +201,5 @@ def _table(profiles: Sequence[Profile]) -> list[str]:
         for name in names
     ]
     whole = f"{'whole':{width}}" + "".join(f"{p.whole_us:>12,.0f}" for p in profiles)
-    return ["", head, *rows, whole]
+    plain = f"{'as served':{width}}" + "".join(f"{p.plain_us:>12,.0f}" for p in profiles)
+    return ["", head, *rows, whole, plain]
