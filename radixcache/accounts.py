@@ -238,6 +238,15 @@ class Accounts:
         entries = merge(*(index.entries() for index in (self.index, *apart)))
         return (node for _, _, node in entries)
 
+    def rank_of(self, leaf: Node) -> int:
+        """Return how many evictable leaves go before one by the policy's order; O(log n) an index.
+
+        Quotas are passed over, and what a policy that learns would choose among its classes.
+        """
+        assert leaf.entry is not None
+        apart = [a.index for a in self.by_namespace.values() if a.quota is not None]
+        return sum(index.num_before(leaf.entry) for index in (self.index, *apart))
+
     def check(self) -> None:
         """Raise InvariantViolation unless, once settled, those over their share are in order."""
         expected, guarded = [], 0

@@ -82,6 +82,11 @@ class RadixCache:
         self._clock = 0
         self._next_id = 0  # of leases and holds
 
+    @property
+    def logical_time(self) -> int:
+        """When the last acquire, commit or touch was, as nodes' `last_access` counts."""
+        return self._clock
+
     def match(self, key: PrefixKey) -> Match:
         """Look up the longest cached prefix; change nothing, not even recency.
 
@@ -294,10 +299,7 @@ class RadixCache:
         self._keeper.end_hold(hold)
 
     def expire(self) -> None:
-        """End the holds and priorities whose time is over; every call that wants room does.
-
-        O(1) where nothing is due.
-        """
+        """End holds and priorities whose time is over, as all that want room do; O(1) for none."""
         if self.deadlines.order:
             self._keeper.expire()
 
@@ -337,10 +339,7 @@ class RadixCache:
         return following
 
     def drop(self, namespace: Namespace) -> int:
-        """Give up all cached blocks of a namespace that nobody stands on.
-
-        returns  how many blocks came free; O(nodes of the namespace)
-        """
+        """Give up what of a namespace nobody stands on, O(its nodes); return how many came free."""
         return self.room.drop(namespace)
 
     def advance_clock(self, last_access: int) -> None:

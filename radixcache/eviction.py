@@ -47,6 +47,10 @@ class EvictionIndex:
         """Iterate over the leaves under their ranks, the next victim first."""
         return iter(self._order)
 
+    def num_before(self, entry: Entry) -> int:
+        """Return how many leaves go before an entry, which may be another index's; O(log n)."""
+        return int(self._order.bisect_left(entry[:2]))
+
     def add(self, node: Node) -> None:
         """Enter a leaf under its present rank.  Raises InvariantViolation if it is in already."""
         if node.entry is not None:

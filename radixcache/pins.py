@@ -4,6 +4,7 @@ Owns: `lock_ref`, the counts of pinned and evictable blocks, and membership of t
 indexes.  Does not know: tokens, or which lease pins.
 Idea: a node is pinned by the leases that end on it and by its pinned children.  A pin travels up
 only where it turns a node from unpinned to pinned, so pinning below a busy prefix is O(1).
+Every change that can be seen of a node comes by here, so here it is noted for whoever watches.
 """
 
 from __future__ import annotations
@@ -14,23 +15,35 @@ from radixcache.node import Node
 
 
 class Pins:
-    """Reference counts on nodes; keeps accounts and eviction indexes in step with them."""
+    """Reference counts on nodes; keeps accounts and eviction indexes in step with them.
 
-    __slots__ = ("accounts", "num_evictable", "num_pinned")
+    touched  nodes that were made, changed or taken off since whoever watches looked; None while
+             nobody does
+    """
+
+    __slots__ = ("accounts", "num_evictable", "num_pinned", "touched")
 
     def __init__(self, accounts: Accounts) -> None:
         self.accounts = accounts
         self.num_evictable = 0  # blocks of nodes with lock_ref 0
         self.num_pinned = 0  # blocks of nodes with lock_ref above 0
+        self.touched: set[Node] | None = None
+
+    def note(self, *nodes: Node) -> None:
+        """Note that nodes have changed; nothing while nobody watches."""
+        if self.touched is not None:
+            self.touched.update(nodes)
 
     def lock(self, node: Node) -> None:
         """Pin a node and with it every ancestor; O(ancestors that were unpinned)."""
         account = self.accounts.by_namespace[node.namespace]
         if node.lock_ref == 0 and node.is_leaf:
             account.index.remove(node)
-        count = 0
+        count, touched = 0, self.touched
         current: Node | None = node
         while current is not None:
+            if touched is not None:
+                touched.add(current)
             current.lock_ref += 1
             if current.lock_ref > 1:
                 break
@@ -40,11 +53,13 @@ class Pins:
 
     def unlock(self, node: Node) -> None:
         """Take back one `lock`.  Raises InvariantViolation where there is none."""
-        count = 0
+        count, touched = 0, self.touched
         current: Node | None = node
         while current is not None:
             if current.lock_ref < 1:
                 raise InvariantViolation(f"{current!r} is unpinned more often than pinned")
+            if touched is not None:
+                touched.add(current)
             current.lock_ref -= 1
             if current.lock_ref > 0:
                 break
@@ -61,6 +76,8 @@ class Pins:
         parent = leaf.parent
         if parent is not None and parent in account.index:
             account.index.remove(parent)
+        if parent is not None:
+            self.note(leaf, parent)
         account.index.add(leaf)
         self._count(account, evictable=len(leaf.block_ids))
 
@@ -74,17 +91,20 @@ class Pins:
 
     def extended(self, leaf: Node, num_blocks: int) -> None:
         """Account for blocks added to a pinned leaf's edge."""
+        self.note(leaf)
         self._count(self.accounts.by_namespace[leaf.namespace], pinned=num_blocks)
 
     def trimmed(self, leaf: Node, num_blocks: int) -> None:
         """Account for blocks cut off an evictable leaf, whose rank may be another now."""
         account = self.accounts.by_namespace[leaf.namespace]
         account.index.update(leaf)
+        self.note(leaf)
         self._count(account, evictable=-num_blocks)
 
     def reranked(self, node: Node) -> None:
         """Account for a node whose rank may be another now: a cut edge, a priority."""
         account = self.accounts.by_namespace[node.namespace]
+        self.note(node)
         if node in account.index:
             account.index.update(node)
             self.accounts.touch(account)
@@ -93,6 +113,7 @@ class Pins:
         """Account for an evictable leaf taken off; its parent may be an evictable leaf now."""
         account = self.accounts.by_namespace[leaf.namespace]
         account.index.remove(leaf)
+        self.note(leaf, parent)
         if parent.is_leaf and parent.lock_ref == 0:
             account.index.add(parent)
         self._count(account, evictable=-len(leaf.block_ids))

@@ -36,6 +36,7 @@ class Publisher:
         upper = self._tree.split(node, inside)
         self._deadlines.split(upper, node)
         self._pins.reranked(node)
+        self._pins.note(upper)
         for observer in self._room.observers:
             observer.split(upper, node)
         return upper

@@ -45,6 +45,7 @@ TORCH_FREE = (
     "sessions/scoring",
     "curves",
     "trace_log",
+    "tree",
     "cli/quick",
     "cli/simulate",
     "misses",

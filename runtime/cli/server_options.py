@@ -75,6 +75,11 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help=f"of the pool that sessions may hold, from 0 to 1 (default {default.held_share:g})",
     )
     flag(
+        "--show-text",
+        action="store_true",
+        help="let administrators read the text of all tenants on the tree's page",
+    )
+    flag(
         "--recheck-every",
         type=int,
         default=default.recheck_every,
@@ -101,6 +106,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         max_header_bytes=args.max_header,
         open_metrics=args.open_metrics,
         held_share=args.held_share,
+        show_text=args.show_text,
         recheck_every=args.recheck_every,
         **{name: getattr(args, name) for name in limits},
         **{name.replace("-", "_"): getattr(args, flag) for flag, name in seconds.items()},

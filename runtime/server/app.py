@@ -46,6 +46,8 @@ from runtime.server.openapi import Endpoint, openapi_document, routes_of
 from runtime.server.operations import Operations
 from runtime.server.sessions import SessionEndpoints
 from runtime.server.tenants import Tenants
+from runtime.server.tree import TreeEndpoints
+from runtime.server.tree_feed import TreeFeed
 from runtime.trace_log import TraceLog
 
 WORKER_THREADS = 8
@@ -82,7 +84,8 @@ def create_app(
     trace_log = _trace_log(runtime, served, trace_stream)
     engine = served.engine
     sessions = SessionEndpoints(served)
-    endpoints = endpoints_of(served, sessions)
+    feed = TreeFeed(served, sessions=sessions.book.sessions)
+    endpoints = [*endpoints_of(served, sessions), *TreeEndpoints(served, feed).endpoints()]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -91,12 +94,14 @@ def create_app(
         try:
             if public_prefix:
                 await _share_publicly(engine, pack_prompt(public_prefix))
-            yield
+            async with feed.running():
+                yield
         finally:
             await asyncio.to_thread(engine.stop, drain_s=config.drain_s)
             if engine.failure is None:  # its thread has ended, so book and cache are ours
                 sessions.book.close_all()
                 runtime.engine.release_public()
+                feed.close()
             if trace_log is not None:
                 trace_log.close()
 

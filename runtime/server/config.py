@@ -40,6 +40,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                       sessions of one tenant open at once
     held_share        share of the pool that sessions may hold, from 0 to 1
     session_idle_s    seconds after its last use at which a session ends
+    show_text         whether an administrator reads the text of all tenants on the tree's page
     recheck_every     one in so many finished requests is computed again while there is nothing else
                       to do, and compared bit by bit; 0: none
 
@@ -66,6 +67,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_tenant_sessions: int = 256
     held_share: float = 0.5
     session_idle_s: float = 600.0
+    show_text: bool = False
     recheck_every: int = 0
 
     def __post_init__(self) -> None:

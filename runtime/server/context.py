@@ -25,6 +25,7 @@ from runtime.request import Constraint
 from runtime.server.config import ServerConfig
 from runtime.server.journal import Journal
 from runtime.server.limits import WaitingRoom
+from runtime.tree.tallies import Tallies
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +101,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     waiting  how many requests of each tenant wait
     compiling
              how many grammars are compiled at once
+    tallies  what each tenant's requests came to
     salts    the tenant of each salt that namespaces begin with; empty without API keys
     """
 
@@ -113,6 +115,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     compiling: CapacityLimiter = msgspec.field(
         default_factory=lambda: CapacityLimiter(COMPILING_THREADS)
     )
+    tallies: Tallies = msgspec.field(default_factory=Tallies)
     salts: Mapping[str, str] = {}
 
     def tenant_of(self, namespace: Namespace) -> str | None:

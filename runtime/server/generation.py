@@ -96,6 +96,7 @@ class NewsStream(AsyncGenerator[News, None]):
         self._stream = stream
         self._most_waiting = served.config.max_backlog if ask.is_streamed else sys.maxsize
         self._tenant = ask.caller.tenant
+        self._tally = served.tallies.of(self._tenant)
         self._journal = ask.caller.journal or Journal(ask.name, began=served.clock())
         self._journal.answer_ids.append(ask.name)
         self._branches = ask.sampling.n
@@ -152,10 +153,11 @@ class NewsStream(AsyncGenerator[News, None]):
         self._usages[place] = output.usage
         if output.token_ids:
             now = self._served.clock()
+            self._tally.generated += len(output.token_ids)
             before = self._token_at.get(place)
             self._token_at[place] = now
             if before is None:
-                self._begin(output.usage, now)
+                self._begin(place, output.usage, now)
             else:
                 gap = (now - before) / len(output.token_ids)
                 self._served.metrics.inter_token.observe(gap)
@@ -165,11 +167,15 @@ class NewsStream(AsyncGenerator[News, None]):
         if output.finish_reason is not None:
             self._end(place, output.finish_reason)
 
-    def _begin(self, usage: Usage, now: float) -> None:
-        """A branch has its first token."""
-        metrics = self._served.metrics
+    def _begin(self, place: int, usage: Usage, now: float) -> None:
+        """A branch has its first token; the first one of a prompt stands for the prompt."""
+        metrics, tallies = self._served.metrics, self._served.tallies
+        waited, is_warm = now - self._journal.began, usage.cached_tokens > 0
+        if place % self._branches == 0:
+            tallies.note_prompt(self._tenant, asked=usage.prompt_tokens, hit=usage.cached_tokens)
+        tallies.note_first_token(self._tenant, waited, now, is_warm=is_warm)
         first = metrics.first_token_cached if usage.cached_tokens else metrics.first_token_uncached
-        first.observe(now - self._journal.began)
+        first.observe(waited)
         self._journal.note_first_token(now)
 
     def _end(self, place: int, reason: str) -> None:

@@ -28,6 +28,9 @@ from runtime.server.tenants import Tenants, key_of
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """What needs no key: probes have none."""
 
+OPEN_PAGES = frozenset({"/tree"})
+"""What is shown without a key: pages that hold nothing, and ask for one."""
+
 ANYONE = Caller(is_admin=True)
 """Who calls a server without API keys."""
 
@@ -98,7 +101,9 @@ class Gate:
     def _caller(self, path: str, headers: Headers) -> Caller:
         if self._tenants is None:
             return ANYONE
-        if path in OPEN_PATHS or (path == "/metrics" and self._served.config.open_metrics):
+        if path in OPEN_PATHS | OPEN_PAGES or (
+            path == "/metrics" and self._served.config.open_metrics
+        ):
             return Caller()  # whatever key is brought: a probe's may be an old one
         return self._tenants.caller(key_of(headers))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -72,6 +72,10 @@ class SessionBook:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def sessions(self) -> Iterable[Session]:
+        """Return the sessions that are open, whoever's; to read."""
+        return self._sessions.values()
 
     @property
     def held_tokens(self) -> int:

@@ -46,15 +46,16 @@ def test_every_endpoint_of_the_document_is_served_and_in_the_docs(
     for path, method in operations:
         named = f"`{method.upper()} {re.sub(r'{.*?}', '{}', path)}`"
         assert named in text, f"{named} is not documented"
-        answer = http.request(method, path.format(name="x", session="x"))
-        assert answer.status_code not in (405, 500)
+        url = path.format(name="x", session="x", node="x")
+        with http.stream(method, url) as answer:  # a feed has no end
+            assert answer.status_code not in (405, 500)
 
 
 def test_every_method_of_a_path_is_told_where_none_of_them_was_asked_for(
     http: httpx.Client, document: dict[str, Any]
 ) -> None:
     for path, methods in document["paths"].items():
-        answer = http.request("PATCH", path.format(name="x", session="x"))
+        answer = http.request("PATCH", path.format(name="x", session="x", node="x"))
         assert answer.status_code == 405
         allowed = {method.strip() for method in answer.headers["Allow"].split(",")}
         assert allowed - {"HEAD"} == {method.upper() for method in methods}
