@@ -32,7 +32,7 @@ from runtime.tree.records import Sample
 from runtime.tree.samples import tenant_sample, whole_sample
 
 TICK_S = 0.5
-"""Seconds between two looks for changes; every second one brings a sample."""
+"""Seconds between two looks for changes."""
 
 HISTORY_S = 900
 """Seconds of samples that are kept."""
@@ -54,6 +54,7 @@ class TreeFeed:
 
     sessions  gives those that are open, to the engine's thread
     now       tells the time, seconds since 1970
+    tick_s    seconds between two looks for changes; every second one brings a sample
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class TreeFeed:
         *,
         sessions: Callable[[], Iterable[Session]] = tuple,
         now: Callable[[], float] = time.time,
+        tick_s: float = TICK_S,
     ) -> None:
         self._served = served
         self._now = now
+        self._tick_s = tick_s
         self._engine = served.engine
         self._reader = TreeReader(
             served.runtime.engine,
@@ -101,7 +104,8 @@ class TreeFeed:
         self._reader.end()
 
     async def _run(self) -> None:
-        num_ticks = 0
+        loop = asyncio.get_running_loop()
+        num_ticks, due = 0, loop.time()
         try:
             while not self._engine.is_stopping:
                 if num_ticks % 2 == 0:
@@ -109,7 +113,10 @@ class TreeFeed:
                 if self.is_watching:
                     await self._tell_changes()
                 num_ticks += 1
-                await asyncio.sleep(TICK_S)
+                due = max(
+                    due + self._tick_s, loop.time()
+                )  # one that came late puts off all that follow
+                await asyncio.sleep(due - loop.time())
         except EngineFailure:
             return  # whoever asks is told so
         except Exception:
@@ -184,7 +191,10 @@ class TreeFeed:
 
     async def _audience(self, caller: Caller) -> Audience:
         """Return the audience of a caller, new if it has none; the tree is watched from then on."""
-        key = _key(caller)
+        # Not to be cut short where the caller goes away: rows that were taken would be lost.
+        return await asyncio.shield(asyncio.ensure_future(self._opened(_key(caller))))
+
+    async def _opened(self, key: str | None) -> Audience:
         async with self._looking:
             if self._has_ended:
                 raise ServerBusy("the server is shutting down", retry_after_s=5.0)
@@ -208,10 +218,8 @@ class TreeFeed:
             return namespace == PUBLIC or self._served.tenant_of(namespace) == tenant
 
         numbers = self._numbers.setdefault(tenant, Numbers())
-        whole, own = (
-            self._audiences[None].mirror,
-            Mirror(label=self.label, sees=sees, numbers=numbers),
-        )
+        whole = self._audiences[None].mirror
+        own = Mirror(label=self.label, sees=sees, numbers=numbers)
         for place, row in enumerate(list(whole.rows.values())):
             own.put(row, row.used, whole.owner(row))
             if place % _BURST == 0:
@@ -277,9 +285,10 @@ class TreeFeed:
     async def _forget_unused(self) -> None:
         until = self._served.clock() - LINGER_S
         unused = {k for k, a in self._audiences.items() if not a.readers and a.last_used < until}
-        for key in unused - {None}:
-            del self._audiences[key]
-            self._numbers[str(key)].clear()
+        for key in unused:
+            if key is not None:
+                del self._audiences[key]
+                self._numbers[key].clear()
         if unused and len(self._audiences) == 1 and None in unused:
             self._audiences.clear()
             await self._engine.call(lambda _: self._reader.end())

@@ -107,6 +107,7 @@ class Mirror:
         self._num_rows: Counter[int] = Counter()  # by place
         self._changed: dict[int, SeenRow] = {}
         self._removed: set[int] = set()
+        self._fresh: set[int] = set()  # of those changed, what nobody was told of yet
 
     @property
     def num_nodes(self) -> int:
@@ -133,6 +134,7 @@ class Mirror:
             place = self._take_place(namespace)
         if number not in self.rows:
             self._num_rows[place] += 1
+            self._fresh.add(number)
         above = self.number(parent)
         seen = SeenRow(number, above, tokens, blocks, hits, used, pins, state, place)
         self.rows[number] = self._changed[number] = seen
@@ -149,7 +151,7 @@ class Mirror:
             return None
         self.seq += 1
         changed, removed = list(self._changed.values()), sorted(self._removed)
-        self._changed, self._removed = {}, set()
+        self._changed, self._removed, self._fresh = {}, set(), set()
         return changed, removed
 
     def node_id(self, number: int) -> int | None:
@@ -167,7 +169,10 @@ class Mirror:
         if row is None:
             return
         self._changed.pop(number, None)
-        self._removed.add(number)
+        if number in self._fresh:
+            self._fresh.discard(number)
+        else:
+            self._removed.add(number)
         self._num_rows[row.namespace] -= 1
         if not self._num_rows[row.namespace]:
             del self._places[self.owner(row)], self._num_rows[row.namespace]
