@@ -8,7 +8,7 @@ of a walk that goes on where it stopped, while the tree changes under it.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -22,8 +22,10 @@ State = Literal["p", "e", "i", "r"]
 """pinned · evictable leaf · unpinned above others · unpinned and worth more by a `Retention`."""
 
 
-class NodeRow(NamedTuple):
+class NodeRow(msgspec.Struct, frozen=True, gc=False):
     """One node as it was when the row was made.
+
+    Not seen by the garbage collector: a hundred thousand at once would have it walk all there is.
 
     node_id      for the node's life; an edge that is cut keeps it for its lower part
     parent       `node_id` of its parent, 0 for a root

@@ -149,7 +149,7 @@ class TreeFeed:
             return None
         self._timeline.note(found.tick, self._now())
         parent = audience.mirror.number(found.row.parent)
-        row = found.row._replace(node_id=number, parent=parent)
+        row = msgspec.structs.replace(found.row, node_id=number, parent=parent)
         return msgspec.structs.replace(found, row=row)
 
     def when(self, tick: int) -> float:
@@ -221,7 +221,7 @@ class TreeFeed:
         whole = self._audiences[None].mirror
         own = Mirror(label=self.label, sees=sees, numbers=numbers)
         for place, row in enumerate(list(whole.rows.values())):
-            own.put(row, row.used, whole.owner(row))
+            own.put(whole.as_told(row), row.used)
             if place % _BURST == 0:
                 await asyncio.sleep(0)  # tokens of other streams go first
         own.changes()

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
 from radixcache.namespace import Namespace
-from radixcache.watch import NodeRow
+from radixcache.watch import NodeRow, State
 from runtime.tree.records import TIER
 
-COLUMNS = ("id", "parent", "tokens", "blocks", "hits", "used", "pins", "state", "namespace")
 
+class SeenRow(msgspec.Struct, frozen=True, gc=False):
+    """A row as readers get it; `namespace` is a place in the list of namespaces.
 
-class SeenRow(NamedTuple):
-    """A row as readers get it; `namespace` is a place in the list of namespaces."""
+    Not seen by the garbage collector, as `NodeRow`.
+    """
 
     id: int
     parent: int
@@ -31,8 +33,11 @@ class SeenRow(NamedTuple):
     hits: int
     used: float
     pins: int
-    state: str
+    state: State
     namespace: int
+
+
+COLUMNS = SeenRow.__struct_fields__
 
 
 class Label(msgspec.Struct, frozen=True):
@@ -84,16 +89,16 @@ class Mirror:
     """The rows of one audience.
 
     label    what a namespace is called
-    sees     whether the audience sees a namespace
-    numbers  the audience's own; None where it sees the tree's ids
+    numbers  the audience's own; None where it sees all, by the tree's ids
+    sees     whether an audience with numbers of its own sees a namespace
     """
 
     def __init__(
         self,
         *,
         label: Callable[[Namespace], Label],
-        sees: Callable[[Namespace], bool] = lambda namespace: True,
         numbers: Numbers | None = None,
+        sees: Callable[[Namespace], bool] = lambda namespace: True,
     ) -> None:
         self.seq = 0
         self.rows: dict[int, SeenRow] = {}
@@ -117,33 +122,50 @@ class Mirror:
     def apply(self, rows: Iterable[tuple[NodeRow, float]], removed: Iterable[int]) -> None:
         """Take over changes; with each row comes when it was used, in seconds since 1970."""
         for row, used in rows:
-            self.put(row, used, row.namespace)
+            self.put(row, used)
         for node_id in removed:
             number = node_id if self._numbers is None else self._numbers.forget(node_id)
             if number is not None:
                 self._take_out(number)
 
-    def put(self, row: NodeRow | SeenRow, used: float, namespace: Namespace) -> None:
-        """Take over one row of the tree, or of the mirror that has all, if it is seen here."""
-        if not self._sees(namespace):
-            return
-        node_id, parent, tokens, blocks, hits, _, pins, state, _ = row
-        number = self.number(node_id)
+    def put(self, row: NodeRow, used: float) -> None:
+        """Take over one row of the tree, if it is seen here."""
+        number, above, namespace = row.node_id, row.parent, row.namespace
+        if self._numbers is not None:
+            if not self._sees(namespace):
+                return
+            number, above = self._numbers.of(number), self._numbers.of(above)
         place = self._places.get(namespace)
         if place is None:
             place = self._take_place(namespace)
         if number not in self.rows:
             self._num_rows[place] += 1
             self._fresh.add(number)
-        above = self.number(parent)
-        seen = SeenRow(number, above, tokens, blocks, hits, used, pins, state, place)
-        self.rows[number] = self._changed[number] = seen
+        self.rows[number] = self._changed[number] = SeenRow(
+            number,
+            above,
+            row.num_tokens,
+            row.num_blocks,
+            row.num_hits,
+            used,
+            row.lock_ref,
+            row.state,
+            place,
+        )
 
-    def owner(self, row: SeenRow) -> Namespace:
-        """Return the namespace of a row."""
-        namespace = self._owners[row.namespace]
-        assert namespace is not None
-        return namespace
+    def as_told(self, row: SeenRow) -> NodeRow:
+        """Return a row as it was taken over, but for its time, by the numbers that it has here."""
+        return NodeRow(
+            row.id,
+            row.parent,
+            row.tokens,
+            row.blocks,
+            row.hits,
+            0,
+            row.pins,
+            row.state,
+            self._owner(row),
+        )
 
     def changes(self) -> tuple[list[SeenRow], list[int]] | None:
         """Return what changed since the last time, and count it; None where nothing did."""
@@ -175,10 +197,15 @@ class Mirror:
             self._removed.add(number)
         self._num_rows[row.namespace] -= 1
         if not self._num_rows[row.namespace]:
-            del self._places[self.owner(row)], self._num_rows[row.namespace]
+            del self._places[self._owner(row)], self._num_rows[row.namespace]
             self._owners[row.namespace] = None
             self.namespaces[row.namespace] = NO_LABEL
             self._free.append(row.namespace)
+
+    def _owner(self, row: SeenRow) -> Namespace:
+        namespace = self._owners[row.namespace]
+        assert namespace is not None
+        return namespace
 
     def _take_place(self, namespace: Namespace) -> int:
         if self._free:
@@ -200,7 +227,7 @@ def encode_nodes(rows: list[SeenRow], namespaces: list[Label]) -> bytes:
 
 def _pieces(rows: list[SeenRow], namespaces: list[Label]) -> Iterator[bytes]:
     for place, name in enumerate(COLUMNS):
-        column: list[Any] = [row[place] for row in rows]
+        column: list[Any] = list(map(attrgetter(name), rows))
         yield (b',"%b":' if place else b'{"%b":') % name.encode()
         yield msgspec.json.encode(column)
     yield b',"tier":' + msgspec.json.encode([TIER] * len(rows))
