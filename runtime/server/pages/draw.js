@@ -1,0 +1,285 @@
+// One frame of the tree on a canvas.
+// Owns: what is drawn at which size, and the list of it, for pointing.  Does not know: events.
+// Idea: level of detail by pixels, not by nodes.  Siblings lower than MIN_PX become rows of two
+// pixels inside one marked aggregate with its count; a row is found by bisection, so that a frame
+// costs what the window shows, whatever the tree holds.
+
+const MIN_PX = 3, ROW_PX = 2, NARROW_PX = 1.5, RULER_PX = 24, GUTTER_PX = 16, MAX_LANE_PX = 28;
+const FONT = '11px Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Open Sans", sans-serif';
+
+class Drawing {
+  constructor(context, layout, view, colours) {
+    Object.assign(this, { context, layout, view, colours });
+    this.shown = [];      // {index, x, y, w, h}
+    this.aggregates = []; // {from, to, parent, x, y, w, h}
+    this.visited = 0;
+    this.drawnNodes = 0;
+    this.labels = [];
+    this.stepOf = new Int8Array(layout.size).fill(-1);
+  }
+
+  x(tokens) { return GUTTER_PX + (tokens - this.view.x) * this.view.kx; }
+  y(lane) { return RULER_PX + 6 + (lane - this.view.y) * this.view.ky; }
+  laneAt(y) { return (y - RULER_PX - 6) / this.view.ky + this.view.y; }
+  tokenAt(x) { return (x - GUTTER_PX) / this.view.kx + this.view.x; }
+
+  frame(now, selected, hovered) {
+    const { context, view, layout, colours } = this;
+    context.fillStyle = colours.ground;
+    context.fillRect(0, 0, view.width, view.height);
+    this.now = now;
+    this.#grid();
+    context.save();
+    context.beginPath();
+    context.rect(0, RULER_PX, view.width, view.height - RULER_PX);
+    context.clip();
+    const waiting = [...layout.roots].reverse();
+    while (waiting.length) this.#visit(waiting.pop(), waiting);
+    this.#outlines();
+    for (const many of this.aggregates) this.#many(many);
+    this.#texts();
+    this.#marks(selected, hovered);
+    this.#gutters();
+    context.restore();
+    this.#ruler();
+  }
+
+  #visit(index, waiting) {
+    const { layout, view } = this;
+    this.visited++;
+    const top = this.y(layout.lane0[index]), bottom = this.y(layout.lane1[index]);
+    if (bottom < RULER_PX || top > view.height) return;
+    const left = this.x(layout.x0[index]), right = this.x(layout.x1[index]);
+    if (left > view.width) return;
+    if (layout.parent[index] >= 0) this.#node(index, left, right, top, bottom);
+    else this.drawnNodes++;
+    const below = layout.children[index];
+    if (below === undefined || right > view.width) return;
+    const reach = this.x(layout.reach[index]);
+    if (reach < GUTTER_PX) return;
+    if (reach - right < NARROW_PX) this.#aggregate(index + 1, layout.end[index], index, right, top, bottom, reach);
+    else this.#siblings(index, below, right, top, waiting);
+  }
+
+  #node(index, left, right, top, bottom) {
+    const { context, colours, layout, view } = this;
+    if (right < GUTTER_PX) return;
+    const { row } = layout.nodes[index];
+    const step = colours.step(row.used, row.hits, this.now);
+    const x = Math.max(left, GUTTER_PX - 2), w = Math.max(1, Math.min(right, view.width + 2) - x - (right - left > 3 ? 1 : 0));
+    const h = Math.max(1, bottom - top - (bottom - top > 4 ? 1 : 0));
+    context.fillStyle = colours.steps[step];
+    context.fillRect(x, top, w, h);
+    this.drawnNodes++;
+    this.stepOf[index] = step;
+    this.shown.push({ index, x, y: top, w, h });
+  }
+
+  // Children side by side: tall ones are visited, runs of low ones become aggregates.
+  #siblings(parent, below, left, top, waiting) {
+    const { layout, view } = this;
+    let at = layout.firstBelow(below, this.laneAt(RULER_PX));
+    let run = null;
+    while (at < below.length) {
+      const child = below[at], y0 = this.y(layout.lane0[child]), y1 = this.y(layout.lane1[child]);
+      this.visited++;
+      if (y0 > view.height) break;
+      if (y1 - y0 >= MIN_PX) {
+        if (run) run = this.#close(run);
+        waiting.push(child);
+        at++;
+        continue;
+      }
+      const next = Math.max(at + 1, layout.firstBelow(below, this.laneAt(y0 + ROW_PX), at));
+      let last = next;  // a tall one that begins within this row ends it
+      if (next < below.length && this.y(layout.lane0[below[next]]) < y0 + ROW_PX && !this.#isTall(below[next])) last = next + 1;
+      const end = layout.end[below[last - 1]], yEnd = this.y(layout.lane1[below[last - 1]]);
+      run ??= { from: child, to: end, parent, x: left, y: y0, w: 0, h: 0 };
+      run.to = end;
+      run.h = yEnd - run.y;
+      this.#row(child, end, left, y0, yEnd, run);
+      at = last;
+    }
+    if (run) this.#close(run);
+  }
+
+  #isTall(index) { return (this.layout.lane1[index] - this.layout.lane0[index]) * this.view.ky >= MIN_PX; }
+
+  #row(from, to, left, y0, y1, run) {
+    const { context, colours, layout, view } = this, about = layout.about(from, to);
+    const right = Math.min(view.width, Math.max(left + 2, this.x(about.reach)));
+    context.fillStyle = colours.steps[colours.step(about.used, about.hits, this.now)];
+    const x = Math.max(left, GUTTER_PX);
+    if (right > x) context.fillRect(x, y0, right - x, Math.max(0.75, y1 - y0 - (y1 - y0 >= 1.8 ? 0.5 : 0)));
+    run.w = Math.max(run.w, right - left);
+  }
+
+  #close(run) {
+    this.aggregates.push(run);
+    return null;
+  }
+
+  // A whole subtree that is too narrow to draw.
+  #aggregate(from, to, parent, left, top, bottom, reach) {
+    this.aggregates.push({ from, to, parent, x: left, y: top, w: Math.max(2, reach - left), h: bottom - top, isNarrow: true });
+  }
+
+  #outlines() {
+    const { context, colours, layout } = this;
+    for (const kind of ["e", "other", "r", "p"]) {
+      context.beginPath();
+      for (const { index, x, y, w, h } of this.shown) {
+        const { row } = layout.nodes[index];
+        const its = row.state === "i" ? "other" : row.state;
+        if (its !== kind || h < 4) continue;
+        if (w < 5) context.rect(x, y, Math.min(2, w), h);
+        else context.rect(x + 0.5 + (kind === "p" || kind === "r" ? 0.5 : 0), y + 0.5, w - 1 - (kind === "p" || kind === "r" ? 1 : 0), h - 1);
+      }
+      context.setLineDash(kind === "e" ? [4, 3] : []);
+      context.lineWidth = kind === "p" ? 2 : 1;
+      context.strokeStyle = { e: colours.evictable, other: colours.edge, r: colours.retained, p: colours.pinned }[kind];
+      context.stroke();
+    }
+    context.setLineDash([]);
+    for (const { index, x, y, w, h } of this.shown) {
+      const { row } = layout.nodes[index];
+      if (h < 4 || w < 5) continue;
+      if (row.state === "r" && h > 8) {
+        context.strokeStyle = colours.retained;
+        context.strokeRect(x + 3.5, y + 3, w - 7, h - 6);
+      }
+      if (row.tier && row.tier !== "gpu") this.#hatch(x, y, w, h);
+    }
+  }
+
+  #hatch(x, y, w, h) {
+    const { context, colours } = this;
+    context.save();
+    context.beginPath();
+    context.rect(x, y, w, h);
+    context.clip();
+    context.beginPath();
+    for (let at = x - h; at < x + w; at += 6) { context.moveTo(at, y + h); context.lineTo(at + h, y); }
+    context.strokeStyle = colours.hatch;
+    context.lineWidth = 1;
+    context.stroke();
+    context.restore();
+  }
+
+  #many({ from, to, x, y, h, isNarrow }) {
+    const { context, colours, layout, view } = this;
+    if (isNarrow) { context.fillStyle = colours.many; context.fillRect(x, y, 2, h); return; }
+    context.fillStyle = colours.many;
+    context.fillRect(Math.max(GUTTER_PX, x), y, 3, h);
+    const about = layout.about(from, to);
+    if (about.pinned) { context.fillStyle = colours.pinned; context.fillRect(Math.max(GUTTER_PX, x) + 3, y, 2, h); }
+    const top = Math.max(y, RULER_PX), bottom = Math.min(y + h, view.height);
+    if (bottom - top < 17) return;
+    const words = `${count(about.nodes)} nodes`;
+    this.labels.push({ words, x: Math.max(x, GUTTER_PX) + 9, y: (top + bottom) / 2, pill: true });
+  }
+
+  #texts() {
+    const { context, colours, layout, view } = this;
+    context.font = FONT;
+    context.textBaseline = "middle";
+    for (const { index, x, y, w, h } of this.shown) {
+      const top = Math.max(y, RULER_PX), bottom = Math.min(y + h, view.height), left = Math.max(x, GUTTER_PX);
+      const room = Math.min(x + w, view.width) - left - 12;
+      if (bottom - top < 13 || room < 22) continue;
+      const { row } = layout.nodes[index];
+      const words = room > 118 ? `${short(row.tokens)} tokens · ${plural(row.hits, "hit")}` : room > 56 ? `${short(row.tokens)} tok` : short(row.tokens);
+      context.fillStyle = colours.inks[this.stepOf[index]];
+      context.fillText(words, left + 7, (top + bottom) / 2 + 0.5);
+    }
+    for (const { words, x, y } of this.labels) {
+      const width = context.measureText(words).width;
+      context.fillStyle = colours.pill;
+      context.beginPath();
+      context.roundRect(x - 5, y - 8, width + 10, 16, 4);
+      context.fill();
+      context.fillStyle = colours.ink;
+      context.fillText(words, x, y + 0.5);
+    }
+  }
+
+  #marks(selected, hovered) {
+    const { context, colours, layout, now } = this;
+    for (const { index, x, y, w, h } of this.shown) {
+      const node = layout.nodes[index], age = now - node.born;
+      if (node.born && age >= 0 && age < 1.6) {
+        context.globalAlpha = 1 - age / 1.6;
+        context.lineWidth = 2;
+        context.strokeStyle = colours.born;
+        context.strokeRect(x - 1 - 3 * age, y - 1 - 3 * age, w + 2 + 6 * age, h + 2 + 6 * age);
+        context.globalAlpha = 1;
+      }
+      if (index !== selected && index !== hovered) continue;
+      context.lineWidth = index === selected ? 3 : 1.5;
+      context.strokeStyle = colours.ink;
+      context.strokeRect(x - 0.5, y - 0.5, Math.max(3, w + 1), Math.max(3, h + 1));
+    }
+  }
+
+  #gutters() {
+    const { context, colours, layout, view } = this;
+    layout.roots.forEach((index, at) => {
+      const top = Math.max(this.y(layout.lane0[index]), RULER_PX), bottom = Math.min(this.y(layout.lane1[index]), view.height);
+      if (bottom <= top) return;
+      context.fillStyle = colours.gutter[at % 2];
+      context.fillRect(0, top, GUTTER_PX - 3, Math.max(1, bottom - top - 1));
+      const words = this.nameOf(layout.nodes[index].row), width = context.measureText(words).width;
+      if (bottom - top < width + 8) return;
+      context.save();
+      context.translate((GUTTER_PX - 3) / 2 + 0.5, Math.min((top + bottom) / 2, top + 200) + width / 2);
+      context.rotate(-Math.PI / 2);
+      context.fillStyle = colours.ink;
+      context.fillText(words, 0, 0);
+      context.restore();
+    });
+  }
+
+  #ticks() {
+    const target = 90 / this.view.kx, power = 2 ** Math.ceil(Math.log2(Math.max(1, target)));
+    const first = Math.max(0, Math.floor(this.view.x / power)) * power, ticks = [];
+    for (let at = first; this.x(at) < this.view.width; at += power) ticks.push(at);
+    return ticks;
+  }
+
+  #grid() {
+    const { context, colours, view } = this;
+    context.fillStyle = colours.line;
+    for (const tick of this.#ticks()) context.fillRect(Math.round(this.x(tick)), RULER_PX, 1, view.height);
+  }
+
+  #ruler() {
+    const { context, colours, view } = this;
+    context.fillStyle = colours.ground;
+    context.fillRect(0, 0, view.width, RULER_PX);
+    context.fillStyle = colours.line;
+    context.fillRect(0, RULER_PX - 1, view.width, 1);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    context.fillStyle = colours.muted;
+    for (const tick of this.#ticks()) {
+      const x = Math.round(this.x(tick)), words = tick === 0 ? "token 0" : short(tick);
+      if (x < 0 || x + 50 > view.width + 30) continue;
+      context.fillRect(x, RULER_PX - 5, 1, 4);
+      context.fillText(words, x + 4, RULER_PX / 2);
+    }
+  }
+
+  // What stands at a place: {index} or {many}, or null.
+  at(x, y) {
+    if (y < RULER_PX) return null;
+    for (const many of this.aggregates) if (inside(many, x, y)) return { many };
+    for (let place = this.shown.length - 1; place >= 0; place--) {
+      if (inside(this.shown[place], x, y)) return { index: this.shown[place].index };
+    }
+    return null;
+  }
+}
+
+function inside(box, x, y) {
+  return x >= box.x && x <= box.x + Math.max(3, box.w) && y >= box.y && y < box.y + Math.max(2, box.h);
+}

@@ -1,0 +1,145 @@
+// The tree as the feed tells it, and how to take a change back.
+// Owns: nodes, parents, the order of siblings.  Does not know: time, pixels, the feed's wire.
+// Idea: a change is a set of whole rows and a set of ids; what it replaces is the same, so one
+// method goes forward and back.
+
+const COLUMNS = ["id", "parent", "tokens", "blocks", "hits", "used", "pins", "state", "tier", "namespace"];
+
+// Rows of a message's columns; fields as the feed names them.
+function rowsOf(nodes) {
+  const size = nodes.id.length, rows = new Array(size);
+  for (let at = 0; at < size; at++) {
+    const row = {};
+    for (const name of COLUMNS) row[name] = nodes[name] === undefined ? null : nodes[name][at];
+    rows[at] = row;
+  }
+  return rows;
+}
+
+class LostTrack extends Error {}
+
+class TreeModel {
+  constructor() {
+    this.nodes = new Map();   // id -> node
+    this.root = this.#node({ id: 0, parent: null, tokens: 0 }, 0); // above the roots of namespaces
+    this.namespaces = [];
+    this.shape = 0;           // goes up when an edge or a parent changes
+    this.version = 0;         // goes up with every change
+    this.arrivals = 0;
+    this.tokens = 0;          // sum over the nodes
+  }
+
+  get size() { return this.nodes.size; }
+
+  get(id) { return this.nodes.get(id); }
+
+  #node(row, order) {
+    return { row, order, children: null, sorted: null, index: -1, born: 0 };
+  }
+
+  // Put rows in place and take ids away; returns {rows, removed} that undoes it.
+  // Raises LostTrack where a parent is not known: a new snapshot is needed then.
+  apply(rows, removed, born = 0) {
+    const before = [], made = [], moved = [];
+    for (const row of rows) {
+      const node = this.nodes.get(row.id);
+      if (node === undefined) {
+        const fresh = this.#node(row, row.order ?? ++this.arrivals);
+        row.order = fresh.order;
+        fresh.born = born;
+        this.nodes.set(row.id, fresh);
+        this.tokens += row.tokens;
+        made.push(row.id);
+        moved.push([fresh, null]);
+      } else {
+        before.push(node.row);
+        row.order ??= node.order;
+        this.tokens += row.tokens - node.row.tokens;
+        if (row.parent !== node.row.parent) moved.push([node, node.row.parent]);
+        else if (row.tokens !== node.row.tokens) this.shape++;
+        node.row = row;
+      }
+    }
+    this.#attach(moved);
+    for (const id of removed) {
+      const node = this.nodes.get(id);
+      if (node === undefined) continue;
+      before.push(node.row);
+      this.nodes.delete(id);
+      this.tokens -= node.row.tokens;
+      this.#detach(node, node.row.parent);
+      this.shape++;
+    }
+    if (moved.length) this.shape++;
+    this.version++;
+    return { rows: before, removed: made };
+  }
+
+  // The whole tree anew, as a change from what is here.
+  differences(rows) {
+    const named = new Set();
+    const changed = rows.filter((row) => {
+      named.add(row.id);
+      const old = this.nodes.get(row.id);
+      return old === undefined || COLUMNS.some((name) => old.row[name] !== row[name]);
+    });
+    return { rows: changed, removed: [...this.nodes.keys()].filter((id) => !named.has(id)) };
+  }
+
+  #attach(moved) {
+    for (const [node, from] of moved) {
+      const parent = node.row.parent === 0 ? this.root : this.nodes.get(node.row.parent);
+      if (parent === undefined) throw new LostTrack(`node ${node.row.id} has an unknown parent`);
+      if (from !== null) {
+        this.#detach(node, from);
+        // A node that came between two takes the place of the one it was put above.
+        if (node.row.parent !== 0 && node.order < parent.order) {
+          parent.order = parent.row.order = node.order;
+          const above = this.#parent(parent);
+          if (above) above.sorted = null;
+        }
+      }
+      (parent.children ??= new Set()).add(node);
+      parent.sorted = null;
+    }
+  }
+
+  #detach(node, parentId) {
+    const parent = parentId === 0 ? this.root : this.nodes.get(parentId);
+    if (parent === undefined || parent.children === null) return;
+    parent.children.delete(node);
+    if (!parent.children.size) parent.children = null;
+    parent.sorted = null;
+  }
+
+  #parent(node) {
+    return node === this.root ? null : node.row.parent === 0 ? this.root : this.nodes.get(node.row.parent) ?? null;
+  }
+
+  // Null above the roots of namespaces.
+  parentOf(node) {
+    const parent = this.#parent(node);
+    return parent === this.root ? null : parent;
+  }
+
+  childrenOf(node) {
+    if (node.children === null) return [];
+    return (node.sorted ??= [...node.children].sort((a, b) => a.order - b.order));
+  }
+
+  siblingsOf(node) { return this.childrenOf(this.#parent(node)); }
+
+  // From a namespace's root down to the node.
+  pathOf(node) {
+    const path = [];
+    for (let at = node; at !== null; at = this.parentOf(at)) path.push(at);
+    return path.reverse();
+  }
+
+  labelOf(row) {
+    const namespace = this.namespaces[row.namespace];
+    if (!namespace) return `namespace ${row.namespace}`;
+    const parts = [namespace.tenant, namespace.label].filter((part) => part);
+    return parts.join(" · ") || "default namespace";
+  }
+}
