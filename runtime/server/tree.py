@@ -7,13 +7,10 @@ that it shows comes by the feed, with the key that its reader types in.
 
 from __future__ import annotations
 
-import secrets
-from pathlib import Path
-
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from radixcache.tokens import unpack_tokens
 from runtime.server.context import Served, caller_of
@@ -21,37 +18,26 @@ from runtime.server.disconnect import EventStream
 from runtime.server.errors import json_response
 from runtime.server.openapi import Endpoint
 from runtime.server.tree_feed import TreeFeed
+from runtime.server.tree_page import tree_page
 from runtime.tree.records import TIER, History, NodeAnswer
 
-PAGE = Path(__file__).parent / "pages" / "tree.html"
-"""The page; `NONCE` stands in it wherever a script or a style begins."""
-
-NONCE = "{{nonce}}"
 MAX_PINS = 64
 """Pins of a node that are told one by one."""
 
 INTERVAL_S = 1.0
 """Seconds between two samples."""
 
-_POLICY = (
-    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HIDDEN = (
     "the text is its tenant's alone: use that tenant's key, or start the server with --show-text"
 )
 
 
 class TreeEndpoints:
-    """The endpoints of the live tree, over one feed.
+    """The endpoints of the live tree, over one feed."""
 
-    page  the file that `GET /tree` shows
-    """
-
-    def __init__(self, served: Served, feed: TreeFeed, *, page: Path = PAGE) -> None:
+    def __init__(self, served: Served, feed: TreeFeed) -> None:
         self._served = served
         self._feed = feed
-        self._page = page
 
     def endpoints(self) -> list[Endpoint]:
         """Return what is served, as it is routed and documented."""
@@ -82,18 +68,7 @@ class TreeEndpoints:
 
     async def page(self, request: HttpRequest) -> Response:
         """`GET /tree`: the page; nothing but its own script and style runs in it."""
-        try:
-            text = await run_in_threadpool(self._page.read_text, encoding="utf-8")
-        except FileNotFoundError:
-            raise HTTPException(404, "this installation has no page: install it anew") from None
-        nonce = secrets.token_urlsafe(16)
-        headers = {
-            "Content-Security-Policy": _POLICY.format(nonce=nonce),
-            "Cache-Control": "no-store",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-        }
-        return HTMLResponse(text.replace(NONCE, nonce), headers=headers)
+        return tree_page()
 
     async def feed(self, request: HttpRequest) -> Response:
         """`GET /tree/feed`: a snapshot, then changes and samples, until somebody goes away."""

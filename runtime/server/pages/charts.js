@@ -2,15 +2,15 @@
 // Owns: buckets, scales, paths.  Does not know: the feed, what the numbers mean.
 // Idea: SVG paths in a box of 100 by 100 that the page stretches; colours are the page's own.
 
-const WINDOW_S = 300, BUCKET_S = 3, TABLE_S = 30;
+const WINDOWS_S = [60, 120, 300], LEAST_BUCKET_S = 1.5;
 
 // One row for each bucket of time that ends at `until`: [samples in it, the last one before it].
-function buckets(samples, until, width = BUCKET_S, length = WINDOW_S) {
-  const found = [], first = until - length;
+function buckets(samples, until, width, length) {
+  const found = [], first = until - length, most = Math.round(length / width) - 1;
   let before = null;
   for (const sample of samples) {
     if (sample.time > until) break;
-    const at = Math.floor((sample.time - first) / width);
+    const at = Math.min(most, Math.floor((sample.time - first) / width));
     if (at < 0) { before = sample; continue; }
     let last = found[found.length - 1];
     if (!last || last.at !== at) found.push((last = { at, time: first + (at + 1) * width, before, last: sample }));
@@ -60,7 +60,8 @@ class Chart {
     this.said = element("p", "words unseen");
     this.said.id = `chart-${id}-words`;
     const axis = element("div", "axis");
-    axis.append(element("span", "", "5 min ago"), element("span", "", "now"));
+    this.start = element("span");
+    axis.append(this.start, element("span", "", "now"));
     this.more = element("details");
     this.table = element("table");
     this.more.append(element("summary", "", "As a table"), this.table);
@@ -71,12 +72,18 @@ class Chart {
   show(samples, until, end) {
     this.samples = samples;
     this.end = end;
-    const found = buckets(samples, end);
+    // As long as what is known, so that a page that just opened doesn't show an empty box.
+    const known = samples.length ? end - samples[0].time : 0;
+    const length = WINDOWS_S.find((one) => known <= one * 1.02) ?? WINDOWS_S[WINDOWS_S.length - 1];
+    const width = Math.max(LEAST_BUCKET_S, length / 100), slots = length / width;
+    const found = buckets(samples, end, width, length);
+    this.length = length;
+    this.start.textContent = `${length / 60} min ago`;
     const values = this.series.map((one) => found.map((bucket) => one.of(bucket)));
     const stacked = found.map((_, at) => this.series.reduce((sum, one, s) => sum + (one.kind === "area" ? values[s][at] ?? 0 : 0), 0));
     const lines = this.series.flatMap((one, s) => (one.kind === "line" ? values[s].filter((value) => value !== null) : []));
     const most = this.top?.(found) ?? nice(Math.max(0, ...stacked, ...lines));
-    const scale = { x: (bucket) => ((bucket.at + 0.5) / (WINDOW_S / BUCKET_S)) * 100, y: (value) => 100 - (most ? (value / most) * 100 : 0) };
+    const scale = { edge: 50 / slots, x: (bucket) => ((bucket.at + 0.5) / slots) * 100, y: (value) => 100 - (most ? (value / most) * 100 : 0) };
     this.most.textContent = most && found.length ? `top ${this.say(most)}` : "";
     const drawn = [25, 50, 75, 100].map((y) => svg("path", { class: "grid", d: `M0 ${y}H100` }));
     const base = found.map(() => 0);
@@ -87,7 +94,7 @@ class Chart {
       if (one.kind === "line") drawn.push(svg("path", { class: `line c-${one.colour}`, d: linePath(found, values[s], scale) }));
     });
     if (until < end - 0.5) {
-      const x = 100 - ((end - until) / WINDOW_S) * 100;
+      const x = 100 - ((end - until) / length) * 100;
       if (x >= 0) drawn.push(svg("path", { class: "cursor", d: `M${x} 0V100` }));
     }
     this.picture.replaceChildren(...drawn);
@@ -111,17 +118,17 @@ class Chart {
       cell.scope = "col";
       head.append(cell);
     }
-    for (const bucket of buckets(this.samples, this.end, TABLE_S).reverse()) {
+    for (const bucket of buckets(this.samples, this.end, this.length / 10, this.length).reverse()) {
       const row = element("tr");
       row.append(element("td", "", seconds(Math.max(0, Math.round(this.end - bucket.time)))));
       for (const one of this.series) row.append(element("td", "", (one.say ?? this.say)(one.of(bucket))));
       rows.push(row);
     }
-    this.table.replaceChildren(element("caption", "unseen", `${this.title}, by half minutes`), head, ...rows);
+    this.table.replaceChildren(element("caption", "unseen", `${this.title}, over ${this.length / 60} min`), head, ...rows);
   }
 }
 
-function areaPath(found, values, base, { x, y }) {
+function areaPath(found, values, base, { x, y, edge }) {
   let path = "";
   for (let from = 0; from < found.length; ) {
     if (values[from] === null) { from++; continue; }
@@ -129,7 +136,7 @@ function areaPath(found, values, base, { x, y }) {
     while (to < found.length && values[to] !== null && (to === from || found[to].at - found[to - 1].at <= 3)) to++;
     const above = [], under = [];
     for (let at = from; at < to; at++) {
-      const edge = 50 / (WINDOW_S / BUCKET_S), left = x(found[at]) - edge, right = x(found[at]) + edge;
+      const left = x(found[at]) - edge, right = x(found[at]) + edge;
       const low = y(base[at]).toFixed(2), high = y(base[at] + values[at]).toFixed(2);
       const next = at + 1 < to ? x(found[at + 1]) - edge : right;
       above.push(`${left.toFixed(2)} ${high}L${next.toFixed(2)} ${high}`);
@@ -158,5 +165,5 @@ function linePath(found, values, { x, y }) {
 function nice(value) {
   if (!(value > 0)) return 0;
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 5, 10].find((step) => step * power >= value);
+  return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value);
 }

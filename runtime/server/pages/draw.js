@@ -4,7 +4,7 @@
 // pixels inside one marked aggregate with its count; a row is found by bisection, so that a frame
 // costs what the window shows, whatever the tree holds.
 
-const MIN_PX = 3, ROW_PX = 2, NARROW_PX = 1.5, RULER_PX = 24, GUTTER_PX = 16, MAX_LANE_PX = 28;
+const MIN_PX = 3, ROW_PX = 2, NARROW_PX = 1.5, RULER_PX = 24, GUTTER_PX = 16, MAX_LANE_PX = 28, BORN_S = 1.2;
 const FONT = '11px Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Open Sans", sans-serif';
 
 class Drawing {
@@ -131,7 +131,7 @@ class Drawing {
       for (const { index, x, y, w, h } of this.shown) {
         const { row } = layout.nodes[index];
         const its = row.state === "i" ? "other" : row.state;
-        if (its !== kind || h < 4) continue;
+        if (its !== kind || h < (kind === "e" ? 9 : 4)) continue; // dashes hide what is low
         if (w < 5) context.rect(x, y, Math.min(2, w), h);
         else context.rect(x + 0.5 + (kind === "p" || kind === "r" ? 0.5 : 0), y + 0.5, w - 1 - (kind === "p" || kind === "r" ? 1 : 0), h - 1);
       }
@@ -204,11 +204,11 @@ class Drawing {
   }
 
   #marks(selected, hovered) {
-    const { context, colours, layout, now } = this;
+    const { context, colours, layout, view, now } = this;
     for (const { index, x, y, w, h } of this.shown) {
       const node = layout.nodes[index], age = now - node.born;
-      if (node.born && age >= 0 && age < 1.6) {
-        context.globalAlpha = 1 - age / 1.6;
+      if (node.born && age >= 0 && age < BORN_S && !view.reduced.matches) {
+        context.globalAlpha = 1 - age / BORN_S;
         context.lineWidth = 2;
         context.strokeStyle = colours.born;
         context.strokeRect(x - 1 - 3 * age, y - 1 - 3 * age, w + 2 + 6 * age, h + 2 + 6 * age);

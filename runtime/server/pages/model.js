@@ -27,6 +27,7 @@ class TreeModel {
     this.version = 0;         // goes up with every change
     this.arrivals = 0;
     this.tokens = 0;          // sum over the nodes
+    this.hasOtherTier = false;
   }
 
   get size() { return this.nodes.size; }
@@ -42,6 +43,7 @@ class TreeModel {
   apply(rows, removed, born = 0) {
     const before = [], made = [], moved = [];
     for (const row of rows) {
+      if (row.tier && row.tier !== "gpu") this.hasOtherTier = true;
       const node = this.nodes.get(row.id);
       if (node === undefined) {
         const fresh = this.#node(row, row.order ?? ++this.arrivals);

@@ -73,7 +73,7 @@ class Stage {
       aggregates: drawing.aggregates.length, inAggregates: inside, most: Math.max(this.work.most, drawing.visited),
     });
     this.drawn(this.work, layout);
-    if (moves || drawing.shown.some(({ index }) => { const { born } = layout.nodes[index]; return born && now - born < 1.6 && now >= born; })) this.ask();
+    if (moves || drawing.shown.some(({ index }) => { const { born } = layout.nodes[index]; return born && now - born < BORN_S && now >= born; })) this.ask();
   }
 
   #listen() {
