@@ -18,6 +18,7 @@ SCRIPTS = (
     "model",
     "timeline",
     "feed",
+    "texts",
     "layout",
     "colours",
     "draw",

@@ -7,6 +7,8 @@
 const MIN_PX = 3, ROW_PX = 2, NARROW_PX = 1.5, RULER_PX = 24, GUTTER_PX = 16, MAX_LANE_PX = 28, BORN_S = 1.2;
 const FONT = '11px Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Open Sans", sans-serif';
 
+const BOLD = `600 ${FONT}`, LETTER_PX = 6.1, LINE_PX = 15;
+
 class Drawing {
   constructor(context, layout, view, colours) {
     Object.assign(this, { context, layout, view, colours });
@@ -188,9 +190,8 @@ class Drawing {
       const room = Math.min(x + w, view.width) - left - 12;
       if (bottom - top < 13 || room < 22) continue;
       const { row } = layout.nodes[index];
-      const words = room > 118 ? `${short(row.tokens)} tokens · ${plural(row.hits, "hit")}` : room > 56 ? `${short(row.tokens)} tok` : short(row.tokens);
       context.fillStyle = colours.inks[this.stepOf[index]];
-      context.fillText(words, left + 7, (top + bottom) / 2 + 0.5);
+      this.#caption(row, left + 7, top, bottom, room);
     }
     for (const { words, x, y } of this.labels) {
       const width = context.measureText(words).width;
@@ -201,6 +202,24 @@ class Drawing {
       context.fillStyle = colours.ink;
       context.fillText(words, x, y + 0.5);
     }
+  }
+
+  // Numbers, and under or behind them the text, as far as there is room.
+  #caption(row, x, top, bottom, room) {
+    const { context } = this, height = bottom - top;
+    const text = room > 130 ? this.textOf(row) : null;
+    const facts = room > 118 ? `${short(row.tokens)} tokens · ${plural(row.hits, "hit")}` : room > 56 ? `${short(row.tokens)} tok` : short(row.tokens);
+    if (!text) return context.fillText(facts, x, (top + bottom) / 2 + 0.5);
+    const letters = Math.floor(room / LETTER_PX), lines = Math.min(7, Math.floor((height - 22) / LINE_PX));
+    if (lines < 1) {
+      const before = `${short(row.tokens)} tok  `, rest = letters - before.length;
+      return context.fillText(before + cut(text, rest), x, (top + bottom) / 2 + 0.5);
+    }
+    const wrapped = wrap(text, letters, lines), first = (top + bottom - wrapped.length * LINE_PX) / 2;
+    context.font = BOLD;
+    context.fillText(facts, x, first);
+    context.font = FONT;
+    wrapped.forEach((line, at) => context.fillText(line, x, first + (at + 1) * LINE_PX));
   }
 
   #marks(selected, hovered) {
@@ -282,4 +301,20 @@ class Drawing {
 
 function inside(box, x, y) {
   return x >= box.x && x <= box.x + Math.max(3, box.w) && y >= box.y && y < box.y + Math.max(2, box.h);
+}
+
+function cut(text, letters) {
+  return text.length <= letters ? text : `${text.slice(0, Math.max(0, letters - 1))}…`;
+}
+
+function wrap(text, letters, most) {
+  const lines = [];
+  let rest = text;
+  while (rest && lines.length < most) {
+    if (lines.length === most - 1 || rest.length <= letters) { lines.push(cut(rest, letters)); break; }
+    const space = rest.lastIndexOf(" ", letters), end = space > letters / 2 ? space : letters;
+    lines.push(rest.slice(0, end));
+    rest = rest.slice(end).trimStart();
+  }
+  return lines;
 }

@@ -13,7 +13,8 @@ let hasAsked = false;   // for history and curve, once a connection
 const feed = new Feed({ base, told, event: hear });
 const outline = new Outline(model);
 const details = new Details({ feed, model, choose, timeline });
-const stage = new Stage({ model, colours, choose, pause: togglePause, outline, drawn: tellDrawn });
+const texts = new Texts({ feed, ready: () => stage.ask() });
+const stage = new Stage({ model, colours, texts, choose, pause: togglePause, drawn: tellDrawn });
 const charts = allCharts(), curve = new CurvePanel(), running = new RunningTable();
 stage.now = () => timeline.shown;
 at("charts").append(...charts.map((chart) => chart.element), curve.element);
@@ -47,7 +48,11 @@ function hear(kind, message) {
     restart();
     throw error; // the feed connects again, and so gets a snapshot
   }
-  if (kind === "snapshot" && !hasAsked) askOnce();
+  if (kind === "snapshot") {
+    texts.forget(Boolean(message.show_text));
+    at("texts").hidden = !message.show_text;
+    if (!hasAsked) askOnce();
+  }
   if (kind === "sample") showPanels();
   else showTree();
 }
@@ -180,6 +185,11 @@ at("key-form").addEventListener("submit", (event) => {
 at("key-forget").addEventListener("click", () => { restart(); choose(null); feed.setKey(""); });
 at("key-close").addEventListener("click", () => at("key-dialog").close());
 at("key-open").addEventListener("click", () => askForKey(""));
+at("texts").addEventListener("click", () => {
+  texts.isOn = !texts.isOn;
+  at("texts").setAttribute("aria-pressed", String(texts.isOn));
+  stage.ask();
+});
 at("pause").addEventListener("click", togglePause);
 at("scrub").addEventListener("input", () => {
   const value = Number(at("scrub").value);

@@ -3,8 +3,8 @@
 // Idea: whatever happens only asks for a frame; one is drawn for all that happened since the last.
 
 class Stage {
-  constructor({ model, colours, choose, pause, outline, drawn }) {
-    Object.assign(this, { model, colours, choose, pause, outline, drawn });
+  constructor({ model, colours, texts, choose, pause, drawn }) {
+    Object.assign(this, { model, colours, texts, choose, pause, drawn });
     this.element = document.getElementById("stage");
     this.canvas = document.getElementById("canvas");
     this.tip = document.getElementById("tip");
@@ -66,6 +66,7 @@ class Stage {
     this.context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     const drawing = (this.drawing = new Drawing(this.context, layout, this.view, this.colours));
     drawing.nameOf = (row) => this.model.labelOf(row);
+    drawing.textOf = (row) => this.texts.of(row);
     drawing.frame(now, this.indexOf(this.selected), this.hovered);
     const inside = drawing.aggregates.reduce((sum, many) => sum + many.to - many.from, 0);
     Object.assign(this.work, {
