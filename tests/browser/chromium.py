@@ -22,6 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from runtime.weights.pull import cache_folder
+
+ENVIRONMENT_VARIABLE = "RADIXCACHE_BROWSER"
+VERSION = "147.0.0"
+"""Of the package `@sparticuz/chromium`, which brings the browser of the same number."""
+
 TIMEOUT_S = 60.0
 """How long an answer may take before the browser counts as dead; nothing is measured by it."""
 
@@ -56,6 +62,19 @@ KEYS = {
     "ArrowDown": ("", "ArrowDown", 40),
 }
 """Text, code and number of the keys that tests press."""
+
+
+def fetched_browser() -> Path:
+    """Return where `make browser` puts the browser."""
+    return cache_folder(os.environ) / "browser" / VERSION / "chromium"
+
+
+def find_browser() -> Path | None:
+    """Return the browser that the environment names, else the one that was fetched, if any."""
+    if named := os.environ.get(ENVIRONMENT_VARIABLE):
+        return Path(named)
+    fetched = fetched_browser()
+    return fetched if fetched.exists() else None
 
 
 class PageFailure(AssertionError):
@@ -121,6 +140,7 @@ class Page:
     def __init__(self, pipe: Pipe, session: str) -> None:
         self._pipe = pipe
         self._session = session
+        self._first_event = 0
         for domain in ("Page", "Runtime", "Network", "Log", "Accessibility"):
             self._call(f"{domain}.enable")
 
@@ -130,7 +150,7 @@ class Page:
     def _events(self, method: str) -> list[dict[str, Any]]:
         return [
             event["params"]
-            for event in list(self._pipe.events)
+            for event in self._pipe.events[self._first_event :]
             if event["method"] == method and event.get("sessionId") == self._session
         ]
 
@@ -213,16 +233,6 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self._call("Emulation.setEmulatedMedia", features=[feature])
 
-    def go_offline(self, is_offline: bool) -> None:
-        """Cut every connection of the page, or let new ones in."""
-        self._call(
-            "Network.emulateNetworkConditions",
-            offline=is_offline,
-            latency=0,
-            downloadThroughput=-1,
-            uploadThroughput=-1,
-        )
-
     def accessible(self, role: str) -> list[dict[str, Any]]:
         """Return what a screen reader finds of one role: name, and properties by their names."""
         nodes = self._call("Accessibility.getFullAXTree")["nodes"]
@@ -253,6 +263,13 @@ class Page:
             *(str(details.get("exception", details)) for details in thrown),
         ]
 
+    def leave(self) -> list[str]:
+        """Go away from the page; return its complaints, which count no more."""
+        self._call("Page.navigate", url="about:blank")
+        found = self.complaints()
+        self._first_event = len(self._pipe.events)
+        return found
+
 
 @contextmanager
 def chromium(executable: Path) -> Iterator[Pipe]:
@@ -267,7 +284,7 @@ def chromium(executable: Path) -> Iterator[Pipe]:
         pid = os.posix_spawn(
             executable,
             [str(executable), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            {**os.environ, "HOME": profile},
+            {**os.environ, "HOME": profile, **_libraries(executable)},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
@@ -285,6 +302,12 @@ def chromium(executable: Path) -> Iterator[Pipe]:
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             pipe.close()
+
+
+def _libraries(executable: Path) -> dict[str, str]:
+    """What the fetched browser needs where the system lacks it."""
+    folder = executable.parent / "lib"
+    return {"LD_LIBRARY_PATH": str(folder)} if folder.is_dir() else {}
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A synthetic feed of the tree over HTTP, as large as wanted.
 
-Owns: a tree of many prompts that grows and shrinks, told in the feed's words.  Does not know: caches,
-engines.
+Owns: a tree of many prompts that grows, is split and shrinks, told in the feed's words.  Does not
+know: caches, engines.
 Idea: a page meets sizes here that a small server can't hold.
 """
 
@@ -67,12 +67,10 @@ class SyntheticTree:
             "namespace": namespace,
         }
         if parent:
-            above = self.rows[parent]
-            if above["state"] == "e":
-                above["state"] = "i"
+            self.rows[parent]["state"] = "i"
         return name
 
-    def grow(self) -> list[int]:
+    def grow(self) -> set[int]:
         """Add a chat, or a turn to one; returns the ids of the rows that changed."""
         draw = self._random
         parent = draw.choice(self._trunks)
@@ -80,7 +78,27 @@ class SyntheticTree:
             parent = draw.choice(self._leaves)
         name = self._add(parent, 16 * draw.randint(1, 24), self.rows[parent]["namespace"])
         self._leaves.append(name)
-        return [parent, name]
+        return {parent, name}
+
+    def split(self) -> set[int]:
+        """Put a node above one that is longer than a block, with a part of its edge."""
+        name = self._random.choice(self._leaves)
+        row = self.rows[name]
+        if row["tokens"] < 2 * BLOCK_SIZE:
+            return set()
+        upper = self._add(row["parent"], BLOCK_SIZE, row["namespace"])
+        self.rows[upper] |= {"state": "i", "hits": row["hits"], "used": row["used"]}
+        row |= {"parent": upper, "tokens": row["tokens"] - BLOCK_SIZE}
+        return {upper, name}
+
+    def evict(self) -> list[int]:
+        """Give up a leaf; returns its id."""
+        parents = {row["parent"] for row in self.rows.values()}
+        leaves = [name for name in self._leaves if name not in parents]
+        name = self._random.choice(leaves)
+        self._leaves.remove(name)
+        del self.rows[name]
+        return [name]
 
     def columns(self, names: Sequence[int]) -> dict[str, Any]:
         """Rows as the feed has them."""
@@ -112,8 +130,7 @@ class _Answers(BaseHTTPRequestHandler):
         elif path == "/tree/feed":
             self._stream()
         elif path.startswith("/tree/nodes/"):
-            row = self.server.tree.rows[int(path.rpartition("/")[2])]
-            self._json({**row, "path_tokens": row["tokens"], "text": "synthetic", "children": 0})
+            self.send_error(404)
         else:
             self._json({"samples": []})
 
@@ -144,11 +161,12 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, tree: SyntheticTree, changes: int) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
         self.tree = tree
-        self.stopping = threading.Event()
+        self.cut = threading.Event()
         self._changes = changes
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """A snapshot, then growth twice a second."""
+        """A snapshot, then changes twice a second, until the feed is cut."""
+        self.cut.clear()
         tree = self.tree
         nodes = tree.columns(list(tree.rows))
         yield (
@@ -156,12 +174,13 @@ class _Server(ThreadingHTTPServer):
             {"seq": 1, "time": tree.now, "nodes": nodes, "sample": self._sample(0)},
         )
         for seq in range(2, 1 << 30):
-            if self.stopping.wait(0.5):
+            if self.cut.wait(0.5):
                 return
             tree.now += 0.5
-            names = [name for _ in range(self._changes) for name in tree.grow()]
-            change = {"seq": seq, "time": tree.now, "nodes": tree.columns(names), "removed": []}
-            yield "change", change
+            names = {name for _ in range(self._changes) for name in tree.grow()} | tree.split()
+            removed = tree.evict()
+            nodes = tree.columns(sorted(names - set(removed)))
+            yield "change", {"seq": seq, "time": tree.now, "nodes": nodes, "removed": removed}
             yield "sample", self._sample(seq)
 
     def _sample(self, seq: int) -> dict[str, Any]:
@@ -174,8 +193,10 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def synthetic_feed(*, num_nodes: int, changes: int = 20, seed: int = 0) -> Iterator[str]:
-    """Serve page and feed of a tree of so many nodes; yields the base URL.
+def synthetic_feed(
+    *, num_nodes: int, changes: int = 20, seed: int = 0
+) -> Iterator[tuple[str, threading.Event]]:
+    """Serve page and feed of a tree of so many nodes; yields the base URL, and what cuts the feed.
 
     changes  chats or turns that are added twice a second
     """
@@ -183,9 +204,9 @@ def synthetic_feed(*, num_nodes: int, changes: int = 20, seed: int = 0) -> Itera
     thread = threading.Thread(target=server.serve_forever, name="feed")
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http://127.0.0.1:{server.server_address[1]}", server.cut
     finally:
-        server.stopping.set()
+        server.cut.set()
         server.shutdown()
         thread.join()
         server.server_close()

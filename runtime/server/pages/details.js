@@ -3,8 +3,9 @@
 // Idea: every text of the server becomes textContent, never markup.
 
 class Details {
-  constructor({ feed, model, choose, timeline }) {
-    Object.assign(this, { feed, model, choose, timeline });
+  // place(id): {found, warm} as the picture has them, or null.
+  constructor({ feed, model, choose, timeline, place }) {
+    Object.assign(this, { feed, model, choose, timeline, place });
     this.body = document.getElementById("details-body");
     this.none = document.getElementById("details-none");
     this.title = document.getElementById("details-title");
@@ -88,8 +89,8 @@ class Details {
     if (row) add("State", element("span", `badge ${row.state}`, STATES[row.state] ?? row.state));
     add("Edge", plural(node.tokens, "token"));
     add("Prefix up to its end", plural(node.path_tokens, "token"));
-    add("Hits", count(node.hits));
-    add("Last use", node.used ? ago(this.timeline.now() - node.used) : "never");
+    add("Hits", this.#hits(node));
+    add("Last use", node.used ? ago(this.timeline.now() - this.#warm(node)) : "never");
     if (node.created) add("Published", ago(this.timeline.now() - node.created));
     add("Pinned by", this.#pins(node));
     add("Evicted", this.#eviction(node));
@@ -97,9 +98,18 @@ class Details {
     add("Tier", node.tier);
     add("Tenant", node.tenant);
     add("Namespace", typeof node.namespace === "string" ? node.namespace : row ? this.model.labelOf(row) : null);
-    add("Blocks", node.blocks?.length ? `${plural(node.blocks.length, "block")}: ${runs(node.blocks)}` : "none");
+    const blocks = node.num_blocks ?? node.blocks.length;
+    add("Blocks", node.blocks?.length ? `${plural(blocks, "block")}: ${runs(node.blocks)}` : plural(blocks, "block"));
     return list;
   }
+
+  // Requests that ended here, and with them those that went on below.
+  #hits(node) {
+    const place = this.place(this.id), found = place === null ? node.hits : place.found;
+    return found > node.hits ? `${count(found)}, of which ${count(node.hits)} ended here` : count(node.hits);
+  }
+
+  #warm(node) { return Math.max(node.used, this.place(this.id)?.warm ?? 0); }
 
   #pins(node) {
     const by = node.pinned_by ?? [];
@@ -112,7 +122,7 @@ class Details {
 
   #eviction(node) {
     const rank = node.eviction_rank;
-    if (rank === null || rank === undefined) return node.pins ? "not while it is pinned" : node.children ? "after its children" : "not now";
+    if (rank === null || rank === undefined) return node.pins ? "not while it is pinned" : node.children ? "after its children" : node.state === "e" ? "far from next" : "not now";
     return rank === 0 ? "goes next" : `after ${plural(rank, "other")}`;
   }
 

@@ -66,8 +66,7 @@ class Drawing {
   #node(index, left, right, top, bottom) {
     const { context, colours, layout, view } = this;
     if (right < GUTTER_PX) return;
-    const { row } = layout.nodes[index];
-    const step = colours.step(row.used, row.hits, this.now);
+    const step = colours.step(layout.warm[index], layout.found(index), this.now);
     const x = Math.max(left, GUTTER_PX - 2), w = Math.max(1, Math.min(right, view.width + 2) - x - (right - left > 3 ? 1 : 0));
     const h = Math.max(1, bottom - top - (bottom - top > 4 ? 1 : 0));
     context.fillStyle = colours.steps[step];
@@ -191,7 +190,7 @@ class Drawing {
       if (bottom - top < 13 || room < 22) continue;
       const { row } = layout.nodes[index];
       context.fillStyle = colours.inks[this.stepOf[index]];
-      this.#caption(row, left + 7, top, bottom, room);
+      this.#caption(row, layout.found(index), left + 7, top, bottom, room);
     }
     for (const { words, x, y } of this.labels) {
       const width = context.measureText(words).width;
@@ -205,10 +204,10 @@ class Drawing {
   }
 
   // Numbers, and under or behind them the text, as far as there is room.
-  #caption(row, x, top, bottom, room) {
+  #caption(row, found, x, top, bottom, room) {
     const { context } = this, height = bottom - top;
     const text = room > 130 ? this.textOf(row) : null;
-    const facts = room > 118 ? `${short(row.tokens)} tokens · ${plural(row.hits, "hit")}` : room > 56 ? `${short(row.tokens)} tok` : short(row.tokens);
+    const facts = room > 118 ? `${short(row.tokens)} tokens · ${plural(found, "hit")}` : room > 56 ? `${short(row.tokens)} tok` : short(row.tokens);
     if (!text) return context.fillText(facts, x, (top + bottom) / 2 + 0.5);
     const letters = Math.floor(room / LETTER_PX), lines = Math.min(7, Math.floor((height - 22) / LINE_PX));
     if (lines < 1) {

@@ -30,6 +30,7 @@ class Layout {
     this.sumUsed = new Float64Array(size + 1);
     this.sumPinned = new Float64Array(size + 1);
     this.sumTokens = new Float64Array(size + 1);
+    this.warm = new Float64Array(size);   // last use of the node or of anything below it
     this.roots = [];
     this.#order(model);
     this.#place();
@@ -93,12 +94,20 @@ class Layout {
       this.sumReach[at + 1] = this.sumReach[at] + (isLeaf ? this.reach[at] : 0);
       this.sumLeaves[at + 1] = this.sumLeaves[at] + (isLeaf ? 1 : 0);
       this.sumHits[at + 1] = this.sumHits[at] + row.hits;
-      this.sumUsed[at + 1] = this.sumUsed[at] + row.used;
       this.sumPinned[at + 1] = this.sumPinned[at] + (row.state === "p" ? 1 : 0);
       this.sumTokens[at + 1] = this.sumTokens[at] + row.tokens;
+      this.warm[at] = row.used;
     }
+    for (let at = this.size - 1; at >= 0; at--) {
+      const above = this.parent[at];
+      if (above >= 0 && this.warm[at] > this.warm[above]) this.warm[above] = this.warm[at];
+    }
+    for (let at = 0; at < this.size; at++) this.sumUsed[at + 1] = this.sumUsed[at] + this.warm[at];
     return true;
   }
+
+  // Requests that found a node: those that ended there, and those that went on below.
+  found(index) { return this.sumHits[this.end[index]] - this.sumHits[index]; }
 
   // What a range of the preorder holds.
   about(from, to) {

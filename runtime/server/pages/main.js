@@ -12,7 +12,7 @@ let hasAsked = false;   // for history and curve, once a connection
 
 const feed = new Feed({ base, told, event: hear });
 const outline = new Outline(model);
-const details = new Details({ feed, model, choose, timeline });
+const details = new Details({ feed, model, choose, timeline, place: (id) => stage.placeOf(id) });
 const texts = new Texts({ feed, ready: () => stage.ask() });
 const stage = new Stage({ model, colours, texts, choose, pause: togglePause, drawn: tellDrawn });
 const charts = allCharts(), curve = new CurvePanel(), running = new RunningTable();

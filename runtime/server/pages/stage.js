@@ -61,6 +61,11 @@ class Stage {
     return node === undefined ? -1 : node.index;
   }
 
+  placeOf(id) {
+    const layout = this.#settle(), index = this.indexOf(id);
+    return index < 0 ? null : { found: layout.found(index), warm: layout.warm[index] };
+  }
+
   #frame() {
     const layout = this.#settle(), moves = this.view.step(layout), now = this.now();
     this.context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
@@ -178,7 +183,7 @@ class Stage {
 
   #aboutNode(index) {
     const { row } = this.layout.nodes[index];
-    return `${plural(row.tokens, "token")} from ${count(this.layout.x0[index])} · ${plural(row.hits, "hit")}\n${STATES[row.state] ?? row.state}, used ${ago(this.now() - row.used)}`;
+    return `${plural(row.tokens, "token")} from ${count(this.layout.x0[index])} · ${plural(this.layout.found(index), "hit")}\n${STATES[row.state] ?? row.state}, used ${ago(this.now() - this.layout.warm[index])}`;
   }
 
   #aboutMany({ from, to }) {

@@ -1,0 +1,110 @@
+"""The page of the live tree with a tree larger than a test's server holds, and without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.browser.chromium import Page
+from tests.support.tree_feed import synthetic_feed
+
+TREE = "radixcacheTree"
+NODES = f"[...{TREE}.model.nodes.values()]"
+ROWS = f"JSON.stringify({NODES}.map((node) => node.row).sort((a, b) => a.id - b.id))"
+MANY = 100_000
+MAX_VISITS = 5_000
+"""Nodes that a frame may look at: what a window of some hundred pixels shows, not what there is."""
+
+
+def work_of(page: Page) -> dict[str, Any]:
+    work: dict[str, Any] = page.run(f"({{...{TREE}.work}})")
+    return work
+
+
+def test_a_hundred_thousand_nodes_cost_what_the_window_shows(page: Page) -> None:
+    with synthetic_feed(num_nodes=MANY) as (url, _):
+        page.open(f"{url}/tree")
+        page.wait(f"{TREE}.model.size >= {MANY} && {TREE}.work.aggregates > 0")
+        # Nothing is left out in silence: each node is drawn, or counted in an aggregate.
+        page.wait(f"{TREE}.work.drawn + {TREE}.work.inAggregates === {TREE}.stage.layout.size")
+        assert "more in" in page.text("#drawn")
+        top = page.run("document.querySelector('#stage').getBoundingClientRect().top")
+        for step in range(24):
+            before = work_of(page)["frames"]
+            turn = -240 if step < 16 else 240
+            page.mouse("mouseWheel", 200, top + 120, deltaX=0, deltaY=turn)
+            page.wait(f"{TREE}.work.frames > {before}")
+            if step == 15:
+                near = work_of(page)
+        assert near["drawn"] > 20
+        assert work_of(page)["most"] < MAX_VISITS
+        assert work_of(page)["refreshes"] + work_of(page)["layouts"] < work_of(page)["frames"]
+
+
+def test_a_click_on_an_aggregate_comes_nearer(page: Page) -> None:
+    with synthetic_feed(num_nodes=20_000, changes=0) as (url, _):
+        page.open(f"{url}/tree")
+        page.wait(f"{TREE}.work.aggregates > 0 && {TREE}.stage.view.isPlaced")
+        before = page.run(f"{TREE}.stage.view.ky")
+        place = page.run(
+            f"""(() => {{ const many = {TREE}.stage.drawing.aggregates[0];
+            const at = document.querySelector('#stage').getBoundingClientRect();
+            return [at.left + many.x + 4, at.top + many.y + many.h / 2]; }})()"""
+        )
+        page.mouse("mouseMoved", *place)
+        page.wait("document.querySelector('#tip').textContent.includes('too small to draw apart')")
+        page.click(*place)
+        page.wait(f"{TREE}.stage.view.ky > {before}")
+
+
+def test_what_was_shown_before_is_shown_again_row_by_row(page: Page) -> None:
+    with synthetic_feed(num_nodes=300, changes=3) as (url, _):
+        page.open(f"{url}/tree")
+        page.run(
+            f"""window.seen = []; new Promise((resolve) => {{ const look = setInterval(() => {{
+              const at = {TREE}.timeline.place;
+              if (!seen.some((one) => one.at === at))
+                seen.push({{ at, time: {TREE}.timeline.newest, rows: {ROWS} }});
+              if (seen.length > 6) {{ clearInterval(look); resolve(); }} }}, 20); }})"""
+        )
+        assert page.run("new Set(seen.map((one) => one.rows)).size") > 5
+        for order in ("[...seen].reverse()", "seen", "[seen[3], seen[0], seen[5]]"):
+            same = page.run(
+                f"{order}.every((one) => {{ {TREE}.timeline.show(one.time);"
+                f" return one.rows === {ROWS}; }})"
+            )
+            assert same
+        page.run(f"{TREE}.timeline.show(null)")
+        assert page.run(f"{TREE}.timeline.place === {TREE}.timeline.log.length")
+
+
+def test_the_log_is_bounded_and_says_how_far_it_goes_back(page: Page) -> None:
+    with synthetic_feed(num_nodes=50, changes=1) as (url, _):
+        page.open(f"{url}/tree")
+        page.wait(f"{TREE}.model.size > 50")
+        page.run(
+            f"""(() => {{ const {{ timeline }} = {TREE}, nodes = {{ id: [] }};
+            for (let step = 1; step < 3000; step++)
+              timeline.change({{ time: timeline.newest + 1, nodes, removed: [] }}); }})()"""
+        )
+        assert 500 <= page.run(f"{TREE}.timeline.log.length") <= 601
+        assert 590 <= page.run(f"{TREE}.timeline.reach") <= 610
+
+
+def test_a_lost_connection_is_shown_and_made_again(page: Page) -> None:
+    with synthetic_feed(num_nodes=50, changes=1) as (url, cut):
+        page.open(f"{url}/tree")
+        page.wait("document.querySelector('#state').dataset.state === 'live'")
+        page.run(
+            "window.states = []; new MutationObserver(() => states.push("
+            "document.querySelector('#state').innerText)).observe("
+            "document.querySelector('#state'),"
+            "{ childList: true, subtree: true, characterData: true })"
+        )
+        cut.set()
+        page.wait("states.some((words) => words.includes('next try in'))")
+        page.wait("states[states.length - 1] === 'live'")
+        reach = page.run(f"{TREE}.timeline.log.length")
+        assert reach > 0  # what was seen before can still be shown
+    page.wait("document.querySelector('#state').dataset.state === 'lost'")
+    assert "next try in" in page.text("#state")
+    assert all("ERR_CONNECTION_REFUSED" in words for words in page.leave())
