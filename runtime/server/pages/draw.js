@@ -223,6 +223,8 @@ class Drawing {
 
   #marks(selected, hovered) {
     const { context, colours, layout, view, now } = this;
+    const above = new Set();
+    for (let at = selected; at >= 0; at = layout.parent[at]) above.add(at);
     for (const { index, x, y, w, h } of this.shown) {
       const node = layout.nodes[index], age = now - node.born;
       if (node.born && age >= 0 && age < BORN_S && !view.reduced.matches) {
@@ -232,8 +234,8 @@ class Drawing {
         context.strokeRect(x - 1 - 3 * age, y - 1 - 3 * age, w + 2 + 6 * age, h + 2 + 6 * age);
         context.globalAlpha = 1;
       }
-      if (index !== selected && index !== hovered) continue;
-      context.lineWidth = index === selected ? 3 : 1.5;
+      if (!above.has(index) && index !== hovered) continue;
+      context.lineWidth = index === selected ? 3 : 1.25;
       context.strokeStyle = colours.ink;
       context.strokeRect(x - 0.5, y - 0.5, Math.max(3, w + 1), Math.max(3, h + 1));
     }

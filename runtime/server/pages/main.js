@@ -118,6 +118,7 @@ function showEmpty() {
 }
 
 function showPanels() {
+  if (document.hidden) return;
   const until = timeline.shown, end = timeline.now();
   for (const chart of charts) chart.show(timeline.samples, until, end);
   running.show(timeline.sampleShown());
@@ -146,7 +147,13 @@ function showTime() {
 }
 
 function showMoment(time) {
-  timeline.show(time);
+  try {
+    timeline.show(time);
+  } catch (error) {
+    if (!(error instanceof LostTrack)) throw error;
+    restart();
+    feed.again();
+  }
   showState();
   showTree();
   showPanels();
