@@ -1,5 +1,7 @@
 """`python -m tests.browser.pictures URL FOLDER`: the pictures of docs/tree.md, of a running server.
 
+Made with `radixcache serve --num-blocks 200`, so that something is evicted, too.
+
 Owns: chats that make a lively tree, and the three pictures.  Does not know: what they should show.
 """
 
@@ -13,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+from PIL import Image
 
 from tests.browser.chromium import Page, chromium, find_browser, new_page
 
@@ -63,12 +66,15 @@ def take(page: Page, folder: Path) -> None:
         page.press(key)
     page.run("document.activeElement.blur()")
     for name, scheme in (("tree-light", "light"), ("tree-dark", "dark")):
-        page.show_as(width=1440, height=1180, scheme=scheme)
+        page.show_as(width=1440, height=1660, scheme=scheme)
         time.sleep(2)
         page.picture(folder / f"{name}.png")
     page.show_as(width=390, height=844, is_phone=True, scheme="light")
     time.sleep(2)
     page.picture(folder / "tree-phone.png")
+    for path in folder.glob("tree-*.png"):
+        with Image.open(path) as picture:
+            picture.convert("RGB").quantize(256).save(path, optimize=True)
 
 
 def main(url: str, folder: Path) -> None:
@@ -79,7 +85,7 @@ def main(url: str, folder: Path) -> None:
     ended = threading.Event()
     clients = [threading.Thread(target=chat, args=(url, seed, ended)) for seed in range(5)]
     with chromium(executable) as pipe, new_page(pipe) as page:
-        page.show_as(width=1440, height=1180)
+        page.show_as(width=1440, height=1660)
         page.open(f"{url}/tree")
         for client in clients:
             client.start()

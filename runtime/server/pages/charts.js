@@ -149,14 +149,14 @@ function areaPath(found, values, base, { x, y, edge }) {
   return path;
 }
 
+// A line bridges short silences, as when no request began for some seconds.
 function linePath(found, values, { x, y }) {
-  let path = "", wasOpen = false;
+  let path = "", last = -Infinity;
   found.forEach((bucket, at) => {
-    if (values[at] === null || values[at] === undefined) { wasOpen = false; return; }
+    if (values[at] === null || values[at] === undefined) return;
     const place = `${x(bucket).toFixed(2)} ${y(values[at]).toFixed(2)}`;
-    const isNear = wasOpen && bucket.at - found[at - 1].at <= 3;
-    path += isNear ? `L${place}` : `M${place}h.01`;
-    wasOpen = true;
+    path += bucket.at - last <= 8 ? `L${place}` : `M${place}h.01`;
+    last = bucket.at;
   });
   return path;
 }

@@ -7,7 +7,8 @@
 const MIN_PX = 3, ROW_PX = 2, NARROW_PX = 1.5, RULER_PX = 24, GUTTER_PX = 16, MAX_LANE_PX = 28, BORN_S = 1.2;
 const FONT = '11px Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Open Sans", sans-serif';
 
-const BOLD = `600 ${FONT}`, LETTER_PX = 6.1, LINE_PX = 15;
+const SAMPLE = "You are a helpful assistant. 2,048 tokens";
+const BOLD = `600 ${FONT}`, LINE_PX = 15;
 
 class Drawing {
   constructor(context, layout, view, colours) {
@@ -184,6 +185,7 @@ class Drawing {
     const { context, colours, layout, view } = this;
     context.font = FONT;
     context.textBaseline = "middle";
+    this.letter = context.measureText(SAMPLE).width / SAMPLE.length;
     for (const { index, x, y, w, h } of this.shown) {
       const top = Math.max(y, RULER_PX), bottom = Math.min(y + h, view.height), left = Math.max(x, GUTTER_PX);
       const room = Math.min(x + w, view.width) - left - 12;
@@ -209,16 +211,40 @@ class Drawing {
     const text = room > 130 ? this.textOf(row) : null;
     const facts = room > 118 ? `${short(row.tokens)} tokens · ${plural(found, "hit")}` : room > 56 ? `${short(row.tokens)} tok` : short(row.tokens);
     if (!text) return context.fillText(facts, x, (top + bottom) / 2 + 0.5);
-    const letters = Math.floor(room / LETTER_PX), lines = Math.min(7, Math.floor((height - 22) / LINE_PX));
-    if (lines < 1) {
-      const before = `${short(row.tokens)} tok  `, rest = letters - before.length;
-      return context.fillText(before + cut(text, rest), x, (top + bottom) / 2 + 0.5);
-    }
-    const wrapped = wrap(text, letters, lines), first = (top + bottom - wrapped.length * LINE_PX) / 2;
+    const lines = Math.min(7, Math.floor((height - 22) / LINE_PX));
+    if (lines < 1) return context.fillText(this.#fitted(`${short(row.tokens)} tok  ${text}`, room), x, (top + bottom) / 2 + 0.5);
+    const wrapped = this.#wrapped(text, room, lines), first = (top + bottom - wrapped.length * LINE_PX) / 2;
     context.font = BOLD;
     context.fillText(facts, x, first);
     context.font = FONT;
     wrapped.forEach((line, at) => context.fillText(line, x, first + (at + 1) * LINE_PX));
+  }
+
+  // Letters of a text that have room; guessed from the mean width, and measured once or twice.
+  #letters(text, room) {
+    let letters = Math.min(text.length, Math.ceil((room / this.letter) * 1.1));
+    for (let width; letters > 1 && (width = this.context.measureText(text.slice(0, letters)).width) > room;) {
+      letters = Math.min(letters - 1, Math.floor((letters * room) / width));
+    }
+    return letters;
+  }
+
+  #fitted(text, room) {
+    const letters = this.#letters(text, room);
+    return letters === text.length ? text : `${text.slice(0, Math.max(1, this.#letters(text, room - 10)))}…`;
+  }
+
+  #wrapped(text, room, most) {
+    const lines = [];
+    let rest = text;
+    while (rest && lines.length < most) {
+      const letters = this.#letters(rest, room);
+      if (lines.length === most - 1 || letters === rest.length) { lines.push(this.#fitted(rest, room)); break; }
+      const space = rest.lastIndexOf(" ", letters), end = space > letters / 2 ? space : letters;
+      lines.push(rest.slice(0, end));
+      rest = rest.slice(end).trimStart();
+    }
+    return lines;
   }
 
   #marks(selected, hovered) {
@@ -302,20 +328,4 @@ class Drawing {
 
 function inside(box, x, y) {
   return x >= box.x && x <= box.x + Math.max(3, box.w) && y >= box.y && y < box.y + Math.max(2, box.h);
-}
-
-function cut(text, letters) {
-  return text.length <= letters ? text : `${text.slice(0, Math.max(0, letters - 1))}…`;
-}
-
-function wrap(text, letters, most) {
-  const lines = [];
-  let rest = text;
-  while (rest && lines.length < most) {
-    if (lines.length === most - 1 || rest.length <= letters) { lines.push(cut(rest, letters)); break; }
-    const space = rest.lastIndexOf(" ", letters), end = space > letters / 2 ? space : letters;
-    lines.push(rest.slice(0, end));
-    rest = rest.slice(end).trimStart();
-  }
-  return lines;
 }

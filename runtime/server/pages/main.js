@@ -101,7 +101,7 @@ function showTree() {
 function showCounts() {
   at("legend-tier").hidden = !model.hasOtherTier;
   const bold = (text) => element("b", "", text);
-  at("counts").replaceChildren(bold(count(model.size)), ` ${model.size === 1 ? "node" : "nodes"} · `, bold(short(model.tokens)), " tokens cached");
+  at("counts").replaceChildren(bold(count(model.size)), ` ${model.size === 1 ? "node" : "nodes"} · `, bold(short(model.tokens)), " tokens");
 }
 
 function showEmpty() {

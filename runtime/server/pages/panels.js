@@ -65,7 +65,7 @@ class CurvePanel {
     this.element.hidden = true;
     const caption = element("figcaption"), title = element("h3", "", "Hit rate by size of the cache");
     title.id = "chart-curve-title";
-    caption.append(title);
+    caption.append(title, element("span", "quiet", "top 100 %"));
     this.picture = svg("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-labelledby": "chart-curve-title chart-curve-words" });
     this.axis = element("div", "axis");
     this.words = element("p", "words");
