@@ -50,7 +50,7 @@ class Colours {
       const linear = [red, green, blue].map((value) => (value / 255) ** 2.2);
       const light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
       this.steps.push(`rgb(${red},${green},${blue})`);
-      this.inks.push(light > 0.2 ? "#1a1d21" : "#ffffff");
+      this.inks.push(light > 0.179 ? "#000000" : "#ffffff"); // at least 4.5 to 1 either way
     }
   }
 

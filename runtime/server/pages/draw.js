@@ -56,8 +56,8 @@ class Drawing {
     if (left > view.width) return;
     if (layout.parent[index] >= 0) this.#node(index, left, right, top, bottom);
     else this.drawnNodes++;
-    const below = layout.children[index];
-    if (below === undefined || right > view.width) return;
+    const below = layout.below[index];
+    if (below === null || right > view.width) return;
     const reach = this.x(layout.reach[index]);
     if (reach < GUTTER_PX) return;
     if (reach - right < NARROW_PX) this.#aggregate(index + 1, layout.end[index], index, right, top, bottom, reach);
@@ -83,7 +83,7 @@ class Drawing {
     let at = layout.firstBelow(below, this.laneAt(RULER_PX));
     let run = null;
     while (at < below.length) {
-      const child = below[at], y0 = this.y(layout.lane0[child]), y1 = this.y(layout.lane1[child]);
+      const child = below[at].index, y0 = this.y(layout.lane0[child]), y1 = this.y(layout.lane1[child]);
       this.visited++;
       if (y0 > view.height) break;
       if (y1 - y0 >= MIN_PX) {
@@ -92,15 +92,15 @@ class Drawing {
         at++;
         continue;
       }
-      const next = Math.max(at + 1, layout.firstBelow(below, this.laneAt(y0 + ROW_PX), at));
-      let last = next;  // a tall one that begins within this row ends it
-      if (next < below.length && this.y(layout.lane0[below[next]]) < y0 + ROW_PX && !this.#isTall(below[next])) last = next + 1;
-      const end = layout.end[below[last - 1]], yEnd = this.y(layout.lane1[below[last - 1]]);
-      run ??= { from: child, to: end, parent, x: left, y: y0, w: 0, h: 0 };
-      run.to = end;
-      run.h = yEnd - run.y;
-      this.#row(child, end, left, y0, yEnd, run);
-      at = last;
+      let next = Math.max(at + 1, layout.firstBelow(below, this.laneAt(y0 + ROW_PX), at));
+      // One that begins within this row belongs to it, unless it is tall and ends it.
+      if (next < below.length && this.y(layout.lane0[below[next].index]) < y0 + ROW_PX && !this.#isTall(below[next].index)) next++;
+      const last = below[next - 1].index;
+      run ??= { from: child, to: 0, parent, x: left, y: y0, w: 0, h: 0 };
+      run.to = layout.end[last];
+      run.h = this.y(layout.lane1[last]) - run.y;
+      this.#row(child, run.to, left, y0, run.y + run.h, run);
+      at = next;
     }
     if (run) this.#close(run);
   }

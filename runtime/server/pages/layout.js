@@ -9,101 +9,117 @@
 
 const ROOT_GAP = 0.6; // lanes between namespaces
 
+const NUMBERS = [
+  "x0", "x1", "lane0", "lane1", "reach", "lanesOf", "cursor", "hits", "used", "pinned", "warm",
+  "sumReach", "sumLeaves", "sumHits", "sumUsed", "sumPinned",
+];
+
 class Layout {
   constructor(model) {
-    const size = model.size;
+    this.room = -1;
+    this.rebuild(model);
+  }
+
+  // Order and place all nodes anew.  Rows are looked at once, for they lie all over memory; the rest
+  // runs over arrays, which are kept for the next time.
+  rebuild(model) {
     this.shape = model.shape;
-    this.version = -1;
-    this.size = size;
-    this.nodes = new Array(size);
-    this.x0 = new Float64Array(size);
-    this.x1 = new Float64Array(size);
-    this.lane0 = new Float64Array(size);
-    this.lane1 = new Float64Array(size);
-    this.reach = new Float64Array(size);
-    this.end = new Int32Array(size);      // one beyond the subtree
-    this.parent = new Int32Array(size);
-    this.children = new Array(size);      // indexes, by lane; undefined for leaves
-    this.sumReach = new Float64Array(size + 1);
-    this.sumLeaves = new Float64Array(size + 1);
-    this.sumHits = new Float64Array(size + 1);
-    this.sumUsed = new Float64Array(size + 1);
-    this.sumPinned = new Float64Array(size + 1);
-    this.sumTokens = new Float64Array(size + 1);
-    this.warm = new Float64Array(size);   // last use of the node or of anything below it
+    this.version = model.version;
+    this.nodes = [];
+    this.below = [];      // children by lane, null for a leaf; these arrays are never changed
     this.roots = [];
+    if (model.size > this.room) this.#makeRoom(Math.ceil(model.size * 1.25) + 64);
     this.#order(model);
+    model.touched = [];
     this.#place();
-    this.refresh(model);
+    this.#sum();
   }
 
-  #order(model) {
-    const waiting = [];
-    const push = (nodes, above) => {
-      for (let at = nodes.length - 1; at >= 0; at--) waiting.push([nodes[at], above]);
-    };
-    push(model.childrenOf(model.root), -1);
-    let index = 0;
-    while (waiting.length) {
-      const [node, above] = waiting.pop();
-      node.index = index;
-      this.nodes[index] = node;
-      this.parent[index] = above;
-      this.x0[index] = above < 0 ? 0 : this.x1[above];
-      this.x1[index] = this.x0[index] + node.row.tokens;
-      if (above < 0) this.roots.push(index);
-      else (this.children[above] ??= []).push(index);
-      const below = model.childrenOf(node);
-      if (below.length) push(below, index);
-      index++;
-    }
-    this.size = index;
-  }
-
-  #place() {
-    const { x1, lane0, lane1, reach, end, parent, children, size } = this;
-    const lanes = new Float64Array(size);
-    for (let at = size - 1; at >= 0; at--) {
-      if (children[at] === undefined) { lanes[at] = 1; reach[at] = x1[at]; end[at] = at + 1; }
-      const above = parent[at];
-      if (above < 0) continue;
-      lanes[above] += lanes[at];
-      if (reach[at] > reach[above]) reach[above] = reach[at];
-      if (end[at] > end[above]) end[above] = end[at];
-    }
-    let top = 0;
-    for (const at of this.roots) {
-      lane0[at] = top;
-      top += lanes[at] + ROOT_GAP;
-    }
-    this.lanes = Math.max(1, top - ROOT_GAP);
-    this.reachAll = this.roots.reduce((most, at) => Math.max(most, reach[at]), 1);
-    for (let at = 0; at < size; at++) {
-      lane1[at] = lane0[at] + lanes[at];
-      let lane = lane0[at];
-      for (const child of children[at] ?? []) { lane0[child] = lane; lane += lanes[child]; }
-    }
-  }
-
-  // Sums of what changes without the shape; O(nodes), once a change at most.
+  // Take over rows that changed without the shape; false where nothing did.
   refresh(model) {
     if (this.version === model.version) return false;
     this.version = model.version;
-    for (let at = 0; at < this.size; at++) {
-      const { row } = this.nodes[at], isLeaf = this.children[at] === undefined;
-      this.sumReach[at + 1] = this.sumReach[at] + (isLeaf ? this.reach[at] : 0);
-      this.sumLeaves[at + 1] = this.sumLeaves[at] + (isLeaf ? 1 : 0);
-      this.sumHits[at + 1] = this.sumHits[at] + row.hits;
-      this.sumPinned[at + 1] = this.sumPinned[at] + (row.state === "p" ? 1 : 0);
-      this.sumTokens[at + 1] = this.sumTokens[at] + row.tokens;
-      this.warm[at] = row.used;
-    }
-    for (let at = this.size - 1; at >= 0; at--) {
-      const above = this.parent[at];
-      if (above >= 0 && this.warm[at] > this.warm[above]) this.warm[above] = this.warm[at];
-    }
-    for (let at = 0; at < this.size; at++) this.sumUsed[at + 1] = this.sumUsed[at] + this.warm[at];
+    for (const node of model.touched) this.#take(node.index, node.row);
+    model.touched = [];
+    this.#sum();
     return true;
+  }
+
+  #makeRoom(room) {
+    this.room = room;
+    for (const name of NUMBERS) this[name] = new Float64Array(room + 1);
+    this.end = new Int32Array(room);      // one beyond the subtree
+    this.parent = new Int32Array(room);
+  }
+
+  #take(index, { hits, used, state }) {
+    this.hits[index] = hits;
+    this.used[index] = used;
+    this.pinned[index] = state === "p" ? 1 : 0;
+  }
+
+  #order(model) {
+    const { parent, x0, x1, nodes } = this, waiting = [], above = [];
+    const push = (below, from) => {
+      for (let at = below.length - 1; at >= 0; at--) { waiting.push(below[at]); above.push(from); }
+    };
+    push(model.childrenOf(model.root), -1);
+    while (waiting.length) {
+      const node = waiting.pop(), from = above.pop(), index = nodes.length;
+      node.index = index;
+      nodes.push(node);
+      parent[index] = from;
+      x0[index] = from < 0 ? 0 : x1[from];
+      x1[index] = x0[index] + node.row.tokens;
+      this.#take(index, node.row);
+      if (from < 0) this.roots.push(index);
+      const below = node.children === null ? null : model.childrenOf(node);
+      this.below.push(below);
+      if (below !== null) push(below, index);
+    }
+    this.size = nodes.length;
+  }
+
+  #place() {
+    const { x1, lane0, lane1, reach, end, parent, size, cursor } = this, lanes = this.lanesOf;
+    lanes.fill(0, 0, size);
+    reach.fill(0, 0, size);
+    for (let at = size - 1; at >= 0; at--) {
+      if (lanes[at] === 0) { lanes[at] = 1; reach[at] = x1[at]; end[at] = at + 1; }
+      const above = parent[at];
+      if (above < 0) continue;
+      if (lanes[above] === 0) end[above] = end[at]; // its last child: the first that comes from behind
+      lanes[above] += lanes[at];
+      if (reach[at] > reach[above]) reach[above] = reach[at];
+    }
+    let top = 0;
+    for (let at = 0; at < size; at++) { // a parent stands before its children
+      const above = parent[at];
+      if (above < 0) { lane0[at] = top; top += lanes[at] + ROOT_GAP; }
+      else { lane0[at] = cursor[above]; cursor[above] += lanes[at]; }
+      cursor[at] = lane0[at];
+      lane1[at] = lane0[at] + lanes[at];
+    }
+    this.lanes = Math.max(1, top - ROOT_GAP);
+    this.reachAll = this.roots.reduce((most, at) => Math.max(most, reach[at]), 1);
+  }
+
+  #sum() {
+    const { size, end, parent, reach, warm, hits, used, pinned } = this;
+    const { sumReach, sumLeaves, sumHits, sumUsed, sumPinned } = this;
+    warm.set(used.subarray(0, size)); // last use of a node or of anything below it
+    for (let at = size - 1; at >= 0; at--) {
+      const above = parent[at];
+      if (above >= 0 && warm[at] > warm[above]) warm[above] = warm[at];
+    }
+    for (let at = 0; at < size; at++) {
+      const leaf = end[at] === at + 1 ? 1 : 0;
+      sumReach[at + 1] = sumReach[at] + leaf * reach[at];
+      sumLeaves[at + 1] = sumLeaves[at] + leaf;
+      sumHits[at + 1] = sumHits[at] + hits[at];
+      sumUsed[at + 1] = sumUsed[at] + warm[at];
+      sumPinned[at + 1] = sumPinned[at] + pinned[at];
+    }
   }
 
   // Requests that found a node: those that ended there, and those that went on below.
@@ -118,16 +134,15 @@ class Layout {
       hits: (this.sumHits[to] - this.sumHits[from]) / nodes,
       used: (this.sumUsed[to] - this.sumUsed[from]) / nodes,
       pinned: this.sumPinned[to] - this.sumPinned[from],
-      tokens: this.sumTokens[to] - this.sumTokens[from],
     };
   }
 
-  // The first of some siblings that ends below a lane.
+  // The first of some siblings, nodes by lane, that ends below a lane.
   firstBelow(siblings, lane, from = 0) {
     let low = from, high = siblings.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.lane1[siblings[middle]] > lane) high = middle;
+      if (this.lane1[siblings[middle].index] > lane) high = middle;
       else low = middle + 1;
     }
     return low;

@@ -5,13 +5,16 @@
 
 const COLUMNS = ["id", "parent", "tokens", "blocks", "hits", "used", "pins", "state", "tier", "namespace"];
 
-// Rows of a message's columns; fields as the feed names them.
+// Rows of a message's columns; fields as the feed names them.  `order` is this page's own, 0 as long
+// as a row is not in the tree.  Written out, so that all rows have one shape in memory.
 function rowsOf(nodes) {
-  const size = nodes.id.length, rows = new Array(size);
+  const { id, parent, tokens, blocks = [], hits, used, pins = [], state, tier = [], namespace } = nodes;
+  const size = id.length, rows = new Array(size);
   for (let at = 0; at < size; at++) {
-    const row = {};
-    for (const name of COLUMNS) row[name] = nodes[name] === undefined ? null : nodes[name][at];
-    rows[at] = row;
+    rows[at] = {
+      id: id[at], parent: parent[at], tokens: tokens[at], blocks: blocks[at], hits: hits[at], used: used[at],
+      pins: pins[at], state: state[at], tier: tier[at], namespace: namespace[at], order: 0,
+    };
   }
   return rows;
 }
@@ -21,13 +24,14 @@ class LostTrack extends Error {}
 class TreeModel {
   constructor() {
     this.nodes = new Map();   // id -> node
-    this.root = this.#node({ id: 0, parent: null, tokens: 0 }, 0); // above the roots of namespaces
+    this.root = this.#node({ id: 0, parent: null, tokens: 0, order: 0 }, 0); // above the roots of namespaces
     this.namespaces = [];
     this.shape = 0;           // goes up when an edge or a parent changes
     this.version = 0;         // goes up with every change
     this.arrivals = 0;
     this.tokens = 0;          // sum over the nodes
     this.hasOtherTier = false;
+    this.touched = [];        // nodes whose rows changed since the layout looked
   }
 
   get size() { return this.nodes.size; }
@@ -46,7 +50,7 @@ class TreeModel {
       if (row.tier && row.tier !== "gpu") this.hasOtherTier = true;
       const node = this.nodes.get(row.id);
       if (node === undefined) {
-        const fresh = this.#node(row, row.order ?? ++this.arrivals);
+        const fresh = this.#node(row, row.order || ++this.arrivals);
         row.order = fresh.order;
         fresh.born = born;
         this.nodes.set(row.id, fresh);
@@ -55,11 +59,12 @@ class TreeModel {
         moved.push([fresh, null]);
       } else {
         before.push(node.row);
-        row.order ??= node.order;
+        row.order = node.order;
         this.tokens += row.tokens - node.row.tokens;
         if (row.parent !== node.row.parent) moved.push([node, node.row.parent]);
         else if (row.tokens !== node.row.tokens) this.shape++;
         node.row = row;
+        this.touched.push(node);
       }
     }
     this.#attach(moved);

@@ -2,6 +2,8 @@
 // Owns: when a frame is drawn, and what was chosen or asked for by hand.  Does not know: the feed.
 // Idea: whatever happens only asks for a frame; one is drawn for all that happened since the last.
 
+const LAYOUT_SHARE = 12;
+
 class Stage {
   constructor({ model, colours, texts, choose, pause, drawn }) {
     Object.assign(this, { model, colours, texts, choose, pause, drawn });
@@ -16,6 +18,8 @@ class Stage {
     this.now = () => Date.now() / 1000;
     this.work = { frames: 0, layouts: 0, refreshes: 0, visited: 0, drawn: 0, aggregates: 0, inAggregates: 0, most: 0 };
     this.isAsked = false;
+    this.nextLayout = 0;
+    this.timer = null;
     this.pointers = new Map();
     this.moved = 0;
     new ResizeObserver(() => this.#resize()).observe(this.element);
@@ -47,13 +51,21 @@ class Stage {
     this.ask();
   }
 
-  #settle() {
-    if (this.layout.shape !== this.model.shape) {
-      this.layout = new Layout(this.model);
+  // Lay out what changed.  A large tree that changes all the time takes a thirteenth of the time at
+  // most; until then the picture stands as it was.
+  #settle(isUrgent = false) {
+    const { layout, model } = this, began = performance.now();
+    if (layout.shape === model.shape) {
+      if (layout.refresh(model)) this.work.refreshes++;
+    } else if (isUrgent || began >= this.nextLayout) {
+      layout.rebuild(model);
       this.work.layouts++;
       this.hovered = null;
-    } else if (this.layout.refresh(this.model)) this.work.refreshes++;
-    return this.layout;
+      this.nextLayout = began + LAYOUT_SHARE * (performance.now() - began);
+    } else if (!this.timer) {
+      this.timer = setTimeout(() => { this.timer = null; this.ask(); }, this.nextLayout - began);
+    }
+    return layout;
   }
 
   indexOf(id) {
@@ -62,8 +74,8 @@ class Stage {
   }
 
   placeOf(id) {
-    const layout = this.#settle(), index = this.indexOf(id);
-    return index < 0 ? null : { found: layout.found(index), warm: layout.warm[index] };
+    const { layout } = this, index = this.indexOf(id); // as last drawn
+    return index < 0 || layout.nodes[index]?.row.id !== id ? null : { found: layout.found(index), warm: layout.warm[index] };
   }
 
   #frame() {
@@ -151,7 +163,7 @@ class Stage {
     const found = this.drawing?.at(...this.#place(event)) ?? null;
     if (found === null) this.choose(null);
     else if (found.many) this.#enter(found.many);
-    else this.choose(this.layout.nodes[found.index].row.id);
+    else this.choose(this.layout.nodes[found.index]?.row.id ?? null);
   }
 
   // What is too small to tell apart is come nearer to.
@@ -188,7 +200,7 @@ class Stage {
 
   #aboutMany({ from, to }) {
     const about = this.layout.about(from, to);
-    return `${count(about.nodes)} nodes in ${plural(about.leaves, "leaf", "leaves")}, ${short(about.tokens)} tokens${about.pinned ? `, ${count(about.pinned)} pinned` : ""}\ntoo small to draw apart: click to come nearer`;
+    return `${count(about.nodes)} nodes in ${plural(about.leaves, "leaf", "leaves")}${about.pinned ? `, ${count(about.pinned)} pinned` : ""}\ntoo small to draw apart: click to come nearer`;
   }
 
   #key(event) {
@@ -197,7 +209,7 @@ class Stage {
     const actions = {
       "+": () => this.zoom(1.6), "=": () => this.zoom(1.6), "-": () => this.zoom(1 / 1.6), "0": () => this.fit(),
       " ": () => this.pause(), Escape: () => { this.choose(null); this.fit(); },
-      Enter: () => { if (node) { this.view.frameNode(this.#settle(), node.index); this.ask(); } },
+      Enter: () => { if (node) { this.view.frameNode(this.#settle(true), node.index); this.ask(); } },
     };
     if (actions[event.key]) { actions[event.key](); return true; }
     if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) return false;
@@ -218,7 +230,7 @@ class Stage {
 
   select(id, reveal) {
     this.selected = id;
-    if (reveal && this.indexOf(id) >= 0) this.view.reveal(this.#settle(), this.indexOf(id));
+    if (reveal && this.model.get(id) !== undefined) this.view.reveal(this.#settle(true), this.indexOf(id));
     this.ask();
   }
 }
