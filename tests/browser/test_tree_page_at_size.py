@@ -25,7 +25,7 @@ def test_a_hundred_thousand_nodes_cost_what_the_window_shows(page: Page) -> None
         page.open(f"{url}/tree")
         page.wait(f"{TREE}.model.size >= {MANY} && {TREE}.work.aggregates > 0")
         # Nothing is left out in silence: each node is drawn, or counted in an aggregate.
-        page.wait(f"{TREE}.work.drawn + {TREE}.work.inAggregates === {TREE}.stage.layout.size")
+        page.wait(f"{TREE}.work.drawn + {TREE}.work.inAggregates === {TREE}.stage.layout.numNodes")
         assert "more in" in page.text("#drawn")
         top = page.run("document.querySelector('#stage').getBoundingClientRect().top")
         for step in range(24):

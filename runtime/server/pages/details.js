@@ -51,6 +51,7 @@ class Details {
 
   #fill(node) {
     const parts = [this.#path(), this.#facts(node), this.#text(node)];
+    if (!this.timeline.isLive) parts.unshift(element("p", "quiet", "As it is now; the picture shows an earlier moment."));
     const scrolled = this.body.querySelector("pre")?.scrollTop ?? 0;
     const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.id : undefined;
     this.body.replaceChildren(...parts.filter((part) => part));

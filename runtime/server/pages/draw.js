@@ -55,7 +55,6 @@ class Drawing {
     const left = this.x(layout.x0[index]), right = this.x(layout.x1[index]);
     if (left > view.width) return;
     if (layout.parent[index] >= 0) this.#node(index, left, right, top, bottom);
-    else this.drawnNodes++;
     const below = layout.below[index];
     if (below === null || right > view.width) return;
     const reach = this.x(layout.reach[index]);

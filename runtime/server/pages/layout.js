@@ -122,6 +122,9 @@ class Layout {
     }
   }
 
+  // Roots stand for namespaces, and are no nodes of the tree.
+  get numNodes() { return this.size - this.roots.length; }
+
   // Requests that found a node: those that ended there, and those that went on below.
   found(index) { return this.sumHits[this.end[index]] - this.sumHits[index]; }
 

@@ -101,7 +101,8 @@ function showTree() {
 function showCounts() {
   at("legend-tier").hidden = !model.hasOtherTier;
   const bold = (text) => element("b", "", text);
-  at("counts").replaceChildren(bold(count(model.size)), ` ${model.size === 1 ? "node" : "nodes"} · `, bold(short(model.tokens)), " tokens");
+  const size = model.size - (model.root.children?.size ?? 0);
+  at("counts").replaceChildren(bold(count(size)), ` ${size === 1 ? "node" : "nodes"} · `, bold(short(model.tokens)), " tokens");
 }
 
 function showEmpty() {
@@ -126,8 +127,8 @@ function showPanels() {
 
 function tellDrawn(work, layout) {
   const words = work.aggregates
-    ? `${plural(work.drawn, "node")} drawn, ${count(work.inAggregates)} more in ${plural(work.aggregates, "aggregate")} (the bars with a grey edge): come nearer to tell them apart. ${count(layout.size)} in all.`
-    : work.drawn < layout.size ? `${plural(work.drawn, "node")} in this window of ${count(layout.size)}.` : `All ${plural(layout.size, "node")} drawn.`;
+    ? `${plural(work.drawn, "node")} drawn, ${count(work.inAggregates)} more in ${plural(work.aggregates, "aggregate")} (the bars with a grey edge): come nearer to tell them apart. ${count(layout.numNodes)} in all.`
+    : work.drawn < layout.numNodes ? `${plural(work.drawn, "node")} in this window of ${count(layout.numNodes)}.` : `All ${plural(layout.numNodes, "node")} drawn.`;
   const full = layout.size ? `Across: tokens from the start of the prompt. Down: one lane a leaf. ${words}` : "";
   if (at("drawn").textContent !== full) at("drawn").textContent = full;
 }

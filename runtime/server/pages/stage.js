@@ -100,7 +100,7 @@ class Stage {
     on("pointerdown", (event) => this.#down(event));
     on("pointermove", (event) => this.#move(event));
     for (const name of ["pointerup", "pointercancel"]) on(name, (event) => this.#up(event));
-    on("pointerleave", () => this.#hover(null));
+    on("pointerleave", (event) => { if (event.pointerType !== "touch") this.#hover(null); });
     on("dblclick", (event) => this.#closer(event));
     on("keydown", (event) => { if (this.#key(event)) event.preventDefault(); });
     document.getElementById("in").addEventListener("click", () => this.zoom(1.6));
@@ -139,6 +139,7 @@ class Stage {
     this.element.setPointerCapture(event.pointerId);
     this.pointers.set(event.pointerId, this.#place(event));
     if (this.pointers.size === 1) this.moved = 0;
+    this.#hover(null);
   }
 
   #move(event) {
@@ -161,6 +162,7 @@ class Stage {
     const wasDown = this.pointers.delete(event.pointerId);
     if (!wasDown || event.type === "pointercancel" || this.pointers.size || this.moved > 4) return;
     const found = this.drawing?.at(...this.#place(event)) ?? null;
+    if (event.pointerType === "touch") this.#hover(this.#place(event)); // a finger can't hover: tell now
     if (found === null) this.choose(null);
     else if (found.many) this.#enter(found.many);
     else this.choose(this.layout.nodes[found.index]?.row.id ?? null);

@@ -52,10 +52,11 @@ class Timeline {
     if (this.samples.length > MAX_SAMPLES) this.samples.splice(0, this.samples.length - MAX_SAMPLES);
   }
 
-  // What the server remembers from before this page opened.
+  // What the server remembers from before this page opened, or while the connection was lost.
   history(samples) {
-    const first = this.samples.length ? this.samples[0].time : Infinity;
-    this.samples = [...samples.filter((sample) => sample.time < first), ...this.samples].slice(-MAX_SAMPLES);
+    const known = new Set(this.samples.map((sample) => Math.round(sample.time)));
+    const missed = samples.filter((sample) => !known.has(Math.round(sample.time)));
+    this.samples = [...missed, ...this.samples].sort((a, b) => a.time - b.time).slice(-MAX_SAMPLES);
   }
 
   #hear(time) {
