@@ -105,6 +105,6 @@ def test_a_lost_connection_is_shown_and_made_again(page: Page) -> None:
         page.wait("states[states.length - 1] === 'live'")
         reach = page.run(f"{TREE}.timeline.log.length")
         assert reach > 0  # what was seen before can still be shown
-    page.wait("document.querySelector('#state').dataset.state === 'lost'")
-    assert "next try in" in page.text("#state")
-    assert all("ERR_CONNECTION_REFUSED" in words for words in page.leave())
+    page.wait("states[states.length - 1].includes('no connection; next try in')")
+    # Refused as a rule; reset where the listening socket closed under a connection just made.
+    assert all("net::ERR_" in words for words in page.leave())

@@ -162,11 +162,13 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answers)
         self.tree = tree
         self.cut = threading.Event()
+        self.is_closing = False
         self._changes = changes
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """A snapshot, then changes twice a second, until the feed is cut."""
-        self.cut.clear()
+        if not self.is_closing:  # or a page that comes back just now would be served for ever
+            self.cut.clear()
         tree = self.tree
         nodes = tree.columns(list(tree.rows))
         yield (
@@ -206,6 +208,7 @@ def synthetic_feed(
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}", server.cut
     finally:
+        server.is_closing = True
         server.cut.set()
         server.shutdown()
         thread.join()

@@ -51,7 +51,7 @@ class Stage {
     this.ask();
   }
 
-  // Lay out what changed.  A large tree that changes all the time takes a thirteenth of the time at
+  // Lay out what changed.  A large tree that changes all the time takes a twelfth of the time at
   // most; until then the picture stands as it was.
   #settle(isUrgent = false) {
     const { layout, model } = this, began = performance.now();
