@@ -40,8 +40,8 @@ HISTORY_S = 900
 LINGER_S = 10.0
 """Seconds that the tree is still watched after the last reader left: a page that reloads."""
 
-MAX_READERS = 64
-"""Feeds open at once."""
+MAX_READERS, MAX_OWN_READERS = 64, 8
+"""Feeds open at once: of all, and of one tenant."""
 
 _BURST = 5000
 """Rows that are taken over before the event loop does something else."""
@@ -131,8 +131,13 @@ class TreeFeed:
 
         Raises ServerBusy where too many are open, EngineFailure.
         """
-        if sum(1 for _ in self._readers()) >= MAX_READERS:
-            raise ServerBusy(f"{MAX_READERS} feeds are open: close one", retry_after_s=5.0)
+        own = self._audiences.get(_key(caller))
+        for count, limit in (
+            (sum(1 for _ in self._readers()), MAX_READERS),
+            (len(own.readers) if own and own.tenant is not None else 0, MAX_OWN_READERS),
+        ):
+            if count >= limit:
+                raise ServerBusy(f"{limit} feeds are open: close one", retry_after_s=5.0)
         return self._events(await self._audience(caller), caller)
 
     async def node(self, caller: Caller, number: int) -> NodeReading | None:
@@ -196,8 +201,13 @@ class TreeFeed:
 
     async def _opened(self, key: str | None) -> Audience:
         async with self._looking:
+            if self._engine.failure is not None:
+                raise EngineFailure(self._engine.failure)
             if self._has_ended:
-                raise ServerBusy("the server is shutting down", retry_after_s=5.0)
+                raise ServerBusy(
+                    "the feed has ended: the server is shutting down, or its log says why",
+                    retry_after_s=5.0,
+                )
             if not self._audiences:
                 await self._engine.call(lambda _: self._reader.begin())
                 mirror = Mirror(label=self.label)

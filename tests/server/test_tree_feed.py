@@ -11,7 +11,7 @@ import pytest
 
 from radixcache import Namespace
 from runtime.async_engine import AsyncEngine
-from runtime.errors import ServerBusy
+from runtime.errors import EngineFailure, ServerBusy
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
 from runtime.request import Request, SamplingParams, pack_prompt
@@ -292,6 +292,8 @@ def test_feeds_end_when_the_engine_breaks_down() -> None:
             await bench.engine.call(panic)
         async for event in events:
             assert b"event: sample" in event
+        with pytest.raises(EngineFailure, match="broke down"):
+            await bench.feed.open(ANYONE)
 
     play(use)
 

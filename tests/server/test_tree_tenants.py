@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -12,6 +12,7 @@ import pytest
 from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
 from runtime.server.tenants import Share, Tenant, Tenants
+from runtime.server.tree_feed import MAX_OWN_READERS
 from tests.support.served import quick_runtime, serving
 from tests.support.tree_reader import Watcher, events_of, snapshot
 
@@ -180,6 +181,20 @@ def test_an_administrator_reads_others_text_only_where_it_was_asked_for(
         assert theirs["token_ids"] is theirs["text"] is None
         assert "--show-text" in theirs["text_hidden"]
     assert ours["token_ids"] == list(range(5000, 5032))
+
+
+def test_a_tenant_cannot_take_all_feeds(runtime: Runtime) -> None:
+    with served(runtime) as http, ExitStack() as feeds:
+        reading = []  # a stream that nobody iterates over any more is closed
+        for _ in range(MAX_OWN_READERS):
+            feed = feeds.enter_context(http.stream("GET", "/tree/feed", headers=KEYS["acme"]))
+            reading.append(events_of(feed))
+            assert next(reading[-1]).name == "snapshot"
+        with http.stream("GET", "/tree/feed", headers=KEYS["acme"]) as refused:
+            assert refused.status_code == 429
+            assert "close one" in refused.read().decode()
+        assert snapshot(http, headers=KEYS["globex"]).rows == {}
+        assert snapshot(http, headers=KEYS["ops"]).rows == {}
 
 
 def test_a_hard_quota_is_a_tenants_whole_pool(runtime: Runtime) -> None:
