@@ -103,6 +103,11 @@ class TreeWatch:
         pins.touched = self._touched
 
     @property
+    def num_touched(self) -> int:
+        """Nodes that were noted since they were told of last; the first walk's are not counted."""
+        return len(self._touched)
+
+    @property
     def num_pending(self) -> int:
         """Nodes that are to be told of, as far as is known; 0 where all was taken."""
         return len(self._touched) + len(self._unseen)

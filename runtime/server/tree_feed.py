@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
 from radixcache.namespace import Namespace
+from runtime.engine import Engine
 from runtime.errors import EngineFailure, ServerBusy
 from runtime.metrics import NO_TENANT
 from runtime.scheduler.public import PUBLIC
@@ -27,7 +30,7 @@ from runtime.server.tree_readers import Audience, Reader, change_event, framed
 from runtime.sessions.holds import Session
 from runtime.tree.history import SampleRing, Timeline
 from runtime.tree.mirror import Label, Mirror, Numbers, encode_nodes
-from runtime.tree.reading import NodeReading, Reading, TreeReader
+from runtime.tree.reading import SLICE, NodeReading, Reading, Slice, TreeReader
 from runtime.tree.records import Sample
 from runtime.tree.samples import tenant_sample, whole_sample
 
@@ -113,10 +116,9 @@ class TreeFeed:
                 if self.is_watching:
                     await self._tell_changes()
                 num_ticks += 1
-                due = max(
-                    due + self._tick_s, loop.time()
-                )  # one that came late puts off all that follow
-                await asyncio.sleep(due - loop.time())
+                now = loop.time()
+                due = max(due + self._tick_s, now)  # one that came late puts off all that follow
+                await asyncio.sleep(due - now)
         except EngineFailure:
             return  # whoever asks is told so
         except Exception:
@@ -270,10 +272,16 @@ class TreeFeed:
         return framed("snapshot", msgspec.json.encode(head)[:-1] + b',"nodes":' + nodes + b"}", seq)
 
     async def _look(self) -> None:
-        """Take over what changed, slice by slice, until nothing is left; under the lock."""
-        is_last = False
+        """Take over what changed, slice by slice, until nothing is left; under the lock.
+
+        Where a step touches more nodes than a slice tells of, slices grow until they keep up.
+        """
+        is_last, limit, num_touched = False, SLICE, math.inf
         while not is_last:
-            part = await self._engine.call(lambda _: self._reader.take())
+            part = await self._engine.call(partial(_slice_of, self._reader, limit))
+            if part.num_touched >= num_touched:
+                limit *= 2
+            num_touched = part.num_touched or math.inf
             self._timeline.note(part.tick, self._now())
             rows = [(row, self._timeline.when(row.last_access)) for row in part.changes.rows]
             for audience in self._audiences.values():
@@ -332,6 +340,10 @@ class TreeFeed:
             time=self._now(),
             now=served.clock(),
         )
+
+
+def _slice_of(reader: TreeReader, limit: int, engine: Engine) -> Slice:
+    return reader.take(limit)
 
 
 def _key(caller: Caller) -> str | None:

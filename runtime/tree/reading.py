@@ -38,10 +38,15 @@ TenantOf = Callable[[Namespace], str | None]
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """A part of what changed, and whether there is more; `tick` is logical time."""
+    """A part of what changed; `tick` is logical time.
+
+    is_last      whether nothing is left
+    num_touched  nodes that have changed and are left
+    """
 
     changes: Changes
     is_last: bool
+    num_touched: int
     tick: int
 
 
@@ -124,10 +129,11 @@ class TreeReader:
 
     def take(self, limit: int = SLICE) -> Slice:
         """Return what changed of at most `limit` nodes; nothing while nobody watches."""
-        watch = self._watch
-        changes = Changes([], []) if watch is None else watch.take(limit)
-        is_last = watch is None or not watch.num_pending
-        return Slice(changes, is_last, self._cache.logical_time)
+        watch, tick = self._watch, self._cache.logical_time
+        if watch is None:
+            return Slice(Changes([], []), True, 0, tick)
+        changes = watch.take(limit)
+        return Slice(changes, not watch.num_pending, watch.num_touched, tick)
 
     def read(self, *, with_running: bool) -> Reading:
         """Return the engine's numbers; O(sequences that run + namespaces where tenants are)."""

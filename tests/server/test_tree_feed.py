@@ -9,13 +9,13 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from radixcache import Namespace
+from radixcache import Namespace, PrefixKey
 from runtime.async_engine import AsyncEngine
 from runtime.errors import EngineFailure, ServerBusy
 from runtime.loading import Runtime
 from runtime.metrics import ServerMetrics
 from runtime.request import Request, SamplingParams, pack_prompt
-from runtime.server import tree_readers
+from runtime.server import tree_feed, tree_readers
 from runtime.server.config import ServerConfig
 from runtime.server.context import Served
 from runtime.server.middleware import ANYONE
@@ -230,6 +230,35 @@ def test_the_first_walk_is_cut_in_slices_between_which_the_engine_goes_on(
         await until_same(watcher, take, bench)
 
     play(use, quick_runtime(num_blocks=256))
+
+
+def test_slices_grow_where_each_step_touches_more_than_one_tells_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_feed, "SLICE", 2)
+    take = TreeReader.take
+    limits: list[int] = []
+
+    async def use(bench: Bench) -> None:
+        cache = bench.runtime.engine.cache
+        watcher, read = await bench.watcher()
+
+        def busy(self: TreeReader, limit: int) -> Slice:
+            limits.append(limit)
+            for i in range(6):
+                lease = cache.acquire(PrefixKey.of([len(limits), i] * 8))
+                cache.commit(lease, 16)
+                cache.release(lease)
+            return take(self, limit)
+
+        monkeypatch.setattr(TreeReader, "take", busy)
+        while not watcher.rows:
+            await read()
+        monkeypatch.setattr(TreeReader, "take", take)
+        assert 8 <= max(limits) <= 32
+        await until_same(watcher, read, bench)
+
+    play(use)
 
 
 def test_a_reader_that_leaves_during_the_first_walk_loses_no_row_for_the_next(
