@@ -12,10 +12,10 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from runtime.engine import Engine
 from runtime.engine_stats import EngineStats
@@ -62,17 +62,31 @@ class RequestStream:
             self.unfinished = set()
 
 
+class Outlet(Protocol):
+    """Takes to others what happened; called by the engine's thread, which it must not hold up."""
+
+    def turned(self) -> None:
+        """Calls were carried out, and perhaps a step was computed; must not raise."""
+
+    def ended(self) -> None:
+        """The thread ends: what the cache holds is of no use any more; must not raise."""
+
+
 class AsyncEngine:
     """Runs an engine on its own thread.
 
     recheck  what its thread does while the engine has nothing to do; None: it waits
+    outlets  told after each turn of the thread, and at its end
 
     `start` before use, `stop` when done.  All other methods belong to event loops.
     """
 
-    def __init__(self, engine: Engine, *, recheck: Recheck | None = None) -> None:
+    def __init__(
+        self, engine: Engine, *, recheck: Recheck | None = None, outlets: Sequence[Outlet] = ()
+    ) -> None:
         self._engine = engine
         self._recheck = recheck
+        self._outlets = tuple(outlets)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}  # touched by the engine's thread alone
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -234,12 +248,16 @@ class AsyncEngine:
                 elif rest and not self._stopping:
                     rest.advance()
                 self._latest = self._engine.stats()
+                for outlet in self._outlets:
+                    outlet.turned()
         except BaseException as error:  # our bug, or a library's panic: tell everyone, and end
             self._failure = f"the engine broke down: {type(error).__name__}: {error}"
             _log.exception("the engine broke down")
         self._closed = True
         self._take_calls(wait=False)
         self._deliver([_broken(name, self._failure) for name in list(self._streams)])
+        for outlet in self._outlets:
+            outlet.ended()
 
     def _take_calls(self, *, wait: bool) -> None:
         """Run the calls in the inbox; where there is nothing else to do, wait for one."""

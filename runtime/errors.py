@@ -16,6 +16,7 @@ the server and the command line translate.
     ├── ModelFileError        the model's files are missing, damaged or not supported
     │   └── DownloadError        a download failed, or its bytes are wrong
     ├── BlockRefused          the world: K/V that came back is damaged, or another's
+    ├── PortTaken             the world: an address to serve on can't be had
     ├── ServerBusy            too many requests wait: come back later
     └── EngineFailure         our bug, or the device's: the engine could not run a step
         └── CopiesFailed         blocks were not copied: the step can't be computed again
@@ -88,6 +89,10 @@ class DownloadError(ModelFileError):
 
 class BlockRefused(RuntimeFault):
     """K/V that comes back from elsewhere is damaged, or not what is wanted; nothing was written."""
+
+
+class PortTaken(RuntimeFault):
+    """An address to serve on can't be had: somebody else has it, or it is not this machine's."""
 
 
 class ServerBusy(RuntimeFault):

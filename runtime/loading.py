@@ -178,8 +178,15 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> Runtime:
+def load_runtime(
+    config: RuntimeConfig,
+    *,
+    progress: Progress | None = None,
+    observers: Sequence[TreeObserver] = (),
+) -> Runtime:
     """Open a model, read its weights, reserve K/V memory and build the engine.
+
+    observers  told of every block that is published or given up
 
     Raises ModelFileError for the model's files, InvalidSetting for settings that don't fit them,
     NotExact where `exact` is "require" and this machine is not.
@@ -210,7 +217,8 @@ def load_runtime(config: RuntimeConfig, *, progress: Progress | None = None) -> 
     )
     exactness = exact_model(model, config.exact)
     seals = Seals(memory.block_size)
-    cache = _new_cache(config, memory, observers=(seals,) if config.debug_seals else ())
+    watching = (*observers, seals) if config.debug_seals else observers
+    cache = _new_cache(config, memory, observers=watching)
     executor = ModelExecutor(model, store)
     random = SystemRandom()
     engine = Engine(

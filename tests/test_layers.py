@@ -55,7 +55,7 @@ DEVICE_SIDE = ("executor", "kv", "models", "weights", "decoding")
 DECIDING_SIDE = ("runtime.scheduler", "runtime.engine", "runtime.server")
 TENSORS = {"torch", "triton"}
 
-OPTIONAL = {"huggingface_hub", "llguidance", "matplotlib", "opentelemetry", "triton"}
+OPTIONAL = {"huggingface_hub", "llguidance", "matplotlib", "opentelemetry", "triton", "zmq"}
 """Third parties that may be absent: they, and the files of ours that import them, may come late."""
 
 LATE_ON_PURPOSE = {

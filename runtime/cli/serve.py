@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
@@ -18,20 +19,20 @@ from runtime.async_engine import AsyncEngine
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
 from runtime.cli.server_options import (
     add_server_flags,
+    kv_events_of,
     public_prefix_of,
     server_config,
     tenants_of,
     tracer_of,
 )
-from runtime.errors import InvalidSetting, RuntimeFault
+from runtime.errors import InvalidSetting, PortTaken
 from runtime.loading import Runtime, load_runtime
 from runtime.server.app import create_app
 from runtime.server.connection import uvicorn_settings
 from runtime.server.logs import set_up_logs
 
-
-class PortTaken(RuntimeFault):
-    """The address to serve on can't be had."""
+if TYPE_CHECKING:
+    from runtime.kv_events import KVEventPublisher
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,10 +56,14 @@ def run(args: argparse.Namespace) -> int:
         tracer = tracer_of(args, model=config.model)
         if tracer is not None:
             cleanup.callback(tracer.close)
+        events = kv_events_of(args)
+        if events is not None:
+            cleanup.callback(events.close)
         with shown_progress(quiet=args.json) as progress:
-            runtime = load_runtime(config, progress=progress)
+            observers = () if events is None else (events.recorder,)
+            runtime = load_runtime(config, progress=progress, observers=observers)
         listener.listen()  # or who connects at once when it is announced would be refused
-        _announce(runtime, listener, as_json=args.json)
+        _announce(runtime, listener, events, as_json=args.json)
         set_up_logs(args.log_format, args.log_level)
         app = create_app(
             runtime,
@@ -67,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
             tracer=tracer,
             public_prefix=public_prefix_of(args, runtime),
             trace_stream=None if args.trace_log is None else args.trace_log.open("ab"),
+            outlets=() if events is None else (events,),
         )
         # What is alive now stays: the collector need not look at it again, 0.1 s each time.
         gc.collect()
@@ -115,19 +121,32 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(runtime: Runtime, listener: socket.socket, *, as_json: bool) -> None:
+def _announce(
+    runtime: Runtime,
+    listener: socket.socket,
+    events: KVEventPublisher | None,
+    *,
+    as_json: bool,
+) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     memory = runtime.memory
     if as_json:
-        exact = runtime.exactness.holds
-        ready = {"url": url, "model": runtime.name, "memory": memory, "exact": exact}
+        ready = {
+            "url": url,
+            "model": runtime.name,
+            "memory": memory,
+            "exact": runtime.exactness.holds,
+            "kv_events": None if events is None else events.endpoint,
+            "kv_events_replay": None if events is None else events.replay_endpoint,
+        }
         print(msgspec.json.encode(ready).decode(), flush=True)
         return
+    published = "" if events is None else f" · KV events on {events.endpoint}"
     print(
         f"{runtime.name} on {url}/v1 · K/V for {memory.num_tokens:,} tokens in "
         f"{memory.num_blocks:,} blocks of {memory.block_size} ({memory.dtype}) · exactness "
-        f"{runtime.exactness}",
+        f"{runtime.exactness}{published}",
         file=sys.stderr,
         flush=True,
     )

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import argparse
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from radixcache.events import EventRecorder
 from runtime.cli.options import parse_bytes
 from runtime.errors import InvalidSetting, RequestError
 from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
 from runtime.server.middleware import Tracer
 from runtime.server.tenants import Tenants, load_tenants
+
+if TYPE_CHECKING:
+    from runtime.kv_events import KVEventPublisher
 
 _COUNTS = (
     ("max-connections", "connections open at once"),
@@ -36,6 +42,7 @@ _SECONDS = (
     ("slow-miss-s", "to the first token from which on a miss is logged with its cause, 0: never"),
     ("session-idle-s", "after its last use at which a session ends"),
 )
+_KV_EVENTS_BUFFER = 10_000
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +99,37 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="append a line of block hashes for each request, to replay with radixcache simulate",
     )
+    _add_kv_events_flags(flag)
     flag("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     flag("--log-format", default="text", choices=("text", "json"), help="of each line (text)")
     flag("--otel-endpoint", metavar="URL", help="send traces there, over OTLP/HTTP")
+
+
+def _add_kv_events_flags(flag: Callable[..., object]) -> None:
+    flag(
+        "--kv-events-endpoint",
+        metavar="URL",
+        help="publish KV events there, over ZeroMQ as vLLM does, such as tcp://127.0.0.1:5557",
+    )
+    flag(
+        "--kv-events-replay-endpoint",
+        metavar="URL",
+        help="where readers of KV events ask for what they missed",
+    )
+    flag("--kv-events-topic", default="", metavar="TEXT", help="of each message (none)")
+    flag(
+        "--kv-events-buffer",
+        type=int,
+        default=_KV_EVENTS_BUFFER,
+        metavar="N",
+        help="messages kept for replay, and for a reader that falls behind "
+        f"(default {_KV_EVENTS_BUFFER})",
+    )
+    flag(
+        "--kv-events-arrays",
+        action="store_true",
+        help="write events as arrays, for readers older than vLLM's map form",
+    )
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
@@ -135,6 +170,30 @@ def tracer_of(args: argparse.Namespace, *, model: str) -> Tracer | None:
             "--otel-endpoint needs OpenTelemetry: pip install 'radixcache[otel]'"
         ) from None
     return otlp_tracer(args.otel_endpoint, model=model)
+
+
+def kv_events_of(args: argparse.Namespace) -> KVEventPublisher | None:
+    """Return what publishes KV events, if anything; its recorder must listen to the cache.
+
+    Raises InvalidSetting without the extra `events`, or for endpoints that are none; PortTaken.
+    """
+    if args.kv_events_endpoint is None:
+        if args.kv_events_replay_endpoint is not None:
+            raise InvalidSetting("--kv-events-replay-endpoint needs --kv-events-endpoint")
+        return None
+    try:
+        from runtime.kv_events import KVEventPublisher
+    except ImportError:
+        raise InvalidSetting(
+            "--kv-events-endpoint needs ZeroMQ: pip install 'radixcache[events]'"
+        ) from None
+    return KVEventPublisher(
+        EventRecorder(as_arrays=args.kv_events_arrays),
+        endpoint=args.kv_events_endpoint,
+        replay_endpoint=args.kv_events_replay_endpoint,
+        topic=args.kv_events_topic,
+        buffer=args.kv_events_buffer,
+    )
 
 
 def public_prefix_of(args: argparse.Namespace, runtime: Runtime) -> list[int]:

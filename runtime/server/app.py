@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from radixcache.errors import CacheError
-from runtime.async_engine import AsyncEngine
+from runtime.async_engine import AsyncEngine, Outlet
 from runtime.curves import LiveCurves
 from runtime.errors import EngineFailure, RuntimeFault
 from runtime.loading import Runtime
@@ -66,6 +66,7 @@ def create_app(
     tracer: Tracer | None = None,
     public_prefix: Sequence[int] = (),
     trace_stream: IO[bytes] | None = None,
+    outlets: Sequence[Outlet] = (),
 ) -> Starlette:
     """Return the application that serves a runtime; its lifespan runs the engine's thread.
 
@@ -76,11 +77,12 @@ def create_app(
              before anything is served
     trace_stream
              takes a line for each request that `radixcache simulate` can replay; closed at the end
+    outlets  told of each turn of the engine's thread, such as a `KVEventPublisher`
 
     `app.state.engine` is the `AsyncEngine`, for whoever stops it earlier.
     """
     config = config or ServerConfig()
-    served = _served(runtime, config, tenants)
+    served = _served(runtime, config, tenants, outlets)
     trace_log = _trace_log(runtime, served, trace_stream)
     engine = served.engine
     sessions = SessionEndpoints(served)
@@ -186,11 +188,13 @@ def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:
     ]
 
 
-def _served(runtime: Runtime, config: ServerConfig, tenants: Tenants | None) -> Served:
+def _served(
+    runtime: Runtime, config: ServerConfig, tenants: Tenants | None, outlets: Sequence[Outlet]
+) -> Served:
     recheck = None
     if config.recheck_every:
         recheck = Recheck(runtime.engine, runtime.executor, every=config.recheck_every)
-    engine = AsyncEngine(runtime.engine, recheck=recheck)
+    engine = AsyncEngine(runtime.engine, recheck=recheck, outlets=outlets)
     salts = tenants.salts if tenants else {}
     runtime.engine.scheduler.admission.curves = _curves(runtime, config, salts)
     if tenants:  # before the engine's thread begins, which is the cache's only owner then

@@ -16,8 +16,10 @@ import numpy as np
 import uvicorn
 
 from radixcache import CacheConfig, RadixCache
+from radixcache.observer import TreeObserver
 from radixcache.policy import POLICIES
 from radixcache.tokens import TOKEN_BYTES, pack_tokens, unpack_tokens
+from runtime.async_engine import Outlet
 from runtime.config import EngineConfig, RuntimeConfig
 from runtime.engine import Engine
 from runtime.grammar import Constrainer
@@ -110,6 +112,7 @@ def quick_runtime(
     eviction_policy: str = "lru",
     max_ghosts: int = 0,
     enable_prefix_cache: bool = True,
+    observers: Sequence[TreeObserver] = (),
 ) -> Runtime:
     """The real tokenizer and template over an engine without a model; 16 tokens a block."""
     checkpoint = open_smollm2()
@@ -124,6 +127,7 @@ def quick_runtime(
             ),
             policy=POLICIES[eviction_policy](),
             clock=time.monotonic,
+            observers=observers,
         ),
         EngineConfig(max_len=num_blocks * 16, max_waiting=max_waiting, max_running=max_running),
         executor,
@@ -162,13 +166,21 @@ def serving(
     tracer: Tracer | None = None,
     send_buffer: int | None = None,
     public_prefix: Sequence[int] = (),
+    outlets: Sequence[Outlet] = (),
 ) -> Iterator[str]:
     """Serve on a free port of this machine; yields the base URL; checks for leaks at the end.
 
     send_buffer  bytes that the system holds for a client that doesn't read; None: its own choice
     """
     settings = settings or ServerConfig(drain_s=drain_s)
-    app = create_app(runtime, settings, tenants=tenants, tracer=tracer, public_prefix=public_prefix)
+    app = create_app(
+        runtime,
+        settings,
+        tenants=tenants,
+        tracer=tracer,
+        public_prefix=public_prefix,
+        outlets=outlets,
+    )
     config = uvicorn_settings(app, settings, log_level="error", lifespan="on")
     # Named, or asyncio would not know that it is TCP, and not turn off Nagle.
     listener = socket.socket(proto=socket.IPPROTO_TCP)
