@@ -20,7 +20,7 @@ from sim_traces import traces
 
 from radixcache.sim import lru_curve, simulate
 
-POLICIES = ("lru", "fifo", "lfu", "slru", "slru-hits", "cost", "told-dead", "opt")
+POLICIES = ("lru", "fifo", "lfu", "slru", "slru-hits", "cost", "told-closed", "told-dead", "opt")
 
 
 def main() -> None:

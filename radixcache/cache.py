@@ -93,12 +93,7 @@ class RadixCache:
         O(nodes passed), one comparison of the bytes matched, and a copy of their block ids.
         """
         found = self._find(key)
-        if found is None:
-            return Match(0, b"")
-        runs = self.tree.runs(found.node, None)
-        if found.inside < found.node.num_tokens:
-            runs[-1] = runs[-1][: found.inside // self.config.block_size]
-        return Match(found.num_tokens, b"".join(runs))
+        return Match(found.num_tokens, self.tree.blocks_of(found)) if found else Match(0, b"")
 
     def match_len(self, key: PrefixKey) -> int:
         """Return how many tokens `match` would find, without the block ids; to order a queue by."""
@@ -116,6 +111,15 @@ class RadixCache:
         self._clock += 1
         self._keeper.touch(found, self._clock)
         return found.num_tokens
+
+    def abandon(self, key: PrefixKey, *, start: int = 0) -> int:
+        """Let what nobody else went on from go first: its user says that it comes back no more.
+
+        start    tokens before it are left alone
+        returns  blocks that go before all others, until somebody uses them; O(nodes passed)
+        """
+        found = self._find(key)
+        return self._keeper.abandon(found, start) if found else 0
 
     def acquire(self, key: PrefixKey, *, retentions: Iterable[Retention] = ()) -> Lease:
         """Pin the longest cached prefix of a prompt and add blocks for the rest.
@@ -213,11 +217,9 @@ class RadixCache:
             raise InvalidLease(f"{num_tokens} tokens committed, but {lease!r} has fewer")
         block_size = self.config.block_size
         start, end = lease.num_committed, num_tokens - num_tokens % block_size
-        if (
-            end <= start
-            or not self.config.enable_prefix_cache
-            or self.epochs.is_stale(lease.namespace)
-        ):
+        if end <= start or not self.config.enable_prefix_cache:
+            return Commit(0, 0)
+        if self.epochs.is_stale(lease.namespace):
             return Commit(0, 0)
         self._clock += 1
         done = self._publisher.commit(lease, end, self._clock)
@@ -313,8 +315,8 @@ class RadixCache:
         Raises StaleEpoch; InvalidConfig where soft limits together exceed the pool.
         """
         self.epochs.check(namespace)
-        account = self.accounts.set_quota(namespace, quota)
         self.expire()
+        account = self.accounts.set_quota(namespace, quota)
         return self.room.trim_to_quota(account)
 
     def evict(self, num_blocks: int) -> int:

@@ -72,6 +72,9 @@ def _check_pins(cache: RadixCache, nodes: list[Node]) -> None:
     for node in nodes:
         pinned = sum(1 for child in node.children.values() if child.lock_ref)
         expected = ends[id(node)] + pinned
+        goes_first = [child.is_abandoned for child in node.children.values()]
+        is_left = not node.lock_ref and all(goes_first)
+        _hold("I5", is_left or not node.is_abandoned, f"{node!r} is abandoned, but used")
         _hold("I2", node.lock_ref == expected, f"{node!r}: lock_ref should be {expected}")
 
 
@@ -121,7 +124,7 @@ def _check_index(cache: RadixCache, nodes: list[Node]) -> None:
             _hold("I5", expected.get(node.node_id) is node, f"{node!r} is indexed, not evictable")
             _hold("I5", index is own, f"{node!r} is in the index of another namespace")
             _hold("I5", node.entry is entry, f"{node!r} knows another entry than its own")
-            _hold("I5", rank == index.policy.rank(node), f"{node!r}: stale rank")
+            _hold("I5", rank == index.rank(node), f"{node!r}: stale rank")
         ranks = [entry[:2] for entry in index.entries()]
         _hold("I5", ranks == sorted(ranks), "an index is out of order")
     _hold("I5", total == len(expected), f"{total} leaves are indexed, {len(expected)} evictable")

@@ -8,6 +8,7 @@ the next victim costs the same among ten leaves and a million.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import total_ordering
 
 from sortedcontainers import SortedList
 
@@ -20,8 +21,28 @@ Entry = tuple[Rank, int, Node]
 """A leaf under its rank and id; ids break ties by age."""
 
 
+@total_ordering
+class First:
+    """The rank of what nobody is said to come back to: before every policy's, oldest first."""
+
+    __slots__ = ("last_access",)
+
+    def __init__(self, last_access: int) -> None:
+        self.last_access = last_access
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, First) and self.last_access == other.last_access
+
+    def __lt__(self, other: object) -> bool:
+        return not isinstance(other, First) or self.last_access < other.last_access
+
+    __hash__ = None  # type: ignore[assignment]  # compared only, as ranks are
+
+
 class EvictionIndex:
     """The evictable leaves in the policy's order; every operation O(log n).
+
+    What is abandoned goes before all else, whatever the policy is.
 
     learning  the policy where it is one that learns; else None
     """
@@ -55,7 +76,7 @@ class EvictionIndex:
         """Enter a leaf under its present rank.  Raises InvariantViolation if it is in already."""
         if node.entry is not None:
             raise InvariantViolation(f"{node!r} enters the eviction index twice")
-        node.entry = (self.policy.rank(node), node.node_id, node)
+        node.entry = (self.rank(node), node.node_id, node)
         self._order.add(node.entry)
 
     def remove(self, node: Node) -> None:
@@ -71,9 +92,13 @@ class EvictionIndex:
 
     def update(self, node: Node) -> None:
         """Enter a leaf anew, under its present rank."""
-        if node.entry is not None and self.policy.rank(node) != node.entry[0]:
+        if node.entry is not None and self.rank(node) != node.entry[0]:
             self.remove(node)
             self.add(node)
+
+    def rank(self, node: Node) -> Rank:
+        """Return what a leaf is ordered by."""
+        return First(node.last_access) if node.is_abandoned else self.policy.rank(node)
 
     def first(self) -> Entry | None:
         """Return the next victim under its rank, or None where nothing can be evicted.
@@ -90,6 +115,9 @@ class EvictionIndex:
     def _chosen(self, policy: LearningPolicy) -> Entry:
         """Let the policy choose among the first leaves of its classes."""
         order, heads, at = self._order, [], 0
+        if isinstance(order[0][0], First):
+            abandoned: Entry = order[0]
+            return abandoned
         while at < len(order):
             head = order[at]
             heads.append(head)

@@ -32,7 +32,34 @@ class Keeper:
         """Note that a prefix will be wanted; nodes above it go after it, and inherit its time."""
         node = self._publisher.upper(found.node, found.inside)
         node.last_access = last_access
+        self._room.pins.revive(node)
         self._room.pins.reranked(node)
+
+    def abandon(self, found: Position, start: int) -> int:
+        """Mark the end of a prefix that nobody else has gone on from; return how many blocks.
+
+            ──[shared]──┬──[another's]
+                        └──[own: marked, from `start` on]──► found
+
+        Up to where another branch leaves: a place that two came through is worth as much as ever.
+        """
+        node, start = found.node, -(-start // self._room.tree.block_size)
+        start, count = start * self._room.tree.block_size, 0
+        if found.inside < node.num_tokens and not node.is_abandoned:
+            return 0  # a longer prompt goes on from here
+        if not all(child.is_abandoned for child in node.children.values()):
+            return 0
+        while node.parent is not None and not node.lock_ref and start < node.end:
+            if not node.is_abandoned:
+                if node.start < start:
+                    self._publisher.upper(node, start - node.start)
+                node.is_abandoned = True
+                self._room.pins.reranked(node)
+                count += len(node.block_ids)
+            node = node.parent
+            if len(node.children) > 1:
+                break
+        return count
 
     def hold(self, hold: Hold, until: float) -> None:
         """Pin the node of a new hold until a time."""

@@ -76,6 +76,7 @@ class Node:
     num_hits     acquires that found it in the cache and ended here, or at an evicted child
     start        tokens of the prefix before the edge
     retention    what the whole edge is worth to policies that ask; None: no more than others
+    is_abandoned whether nobody is said to come back to it, nor to anything below: it goes first
     entry        (rank, node_id, node) in its namespace's eviction index; None where it is in none
     """
 
@@ -86,6 +87,7 @@ class Node:
         "edge",
         "entry",
         "heads",
+        "is_abandoned",
         "last_access",
         "lock_ref",
         "namespace",
@@ -119,6 +121,7 @@ class Node:
         self.num_hits = 0
         self.start = start
         self.retention: Retention | None = None
+        self.is_abandoned = False
         self.entry: tuple[Any, int, Node] | None = None
 
     @property

@@ -47,6 +47,7 @@ class Pins:
             current.lock_ref += 1
             if current.lock_ref > 1:
                 break
+            current.is_abandoned = False
             count += len(current.block_ids)
             current = current.parent
         self._count(account, evictable=-count, pinned=count)
@@ -100,6 +101,12 @@ class Pins:
         account.index.update(leaf)
         self.note(leaf)
         self._count(account, evictable=-num_blocks)
+
+    def revive(self, node: Node | None) -> None:
+        """Take back that a node, and so what is above it, is abandoned; ranks stay as they are."""
+        while node is not None and node.is_abandoned:
+            node.is_abandoned = False
+            node = node.parent
 
     def reranked(self, node: Node) -> None:
         """Account for a node whose rank may be another now: a cut edge, a priority."""

@@ -129,6 +129,13 @@ class RadixTree:
         runs.reverse()
         return runs
 
+    def blocks_of(self, found: Position) -> bytes:
+        """Return the packed ids of the blocks on the way down to a position."""
+        runs = self.runs(found.node, None)
+        if found.inside < found.node.num_tokens:
+            runs[-1] = runs[-1][: found.inside // self.block_size]
+        return b"".join(runs)
+
     def blocks(self, node: Node, above: Node | None) -> array[int]:
         """Return a copy of the block ids on the way from `above` (not counted) down to `node`."""
         ids = array("i")
@@ -153,6 +160,7 @@ class RadixTree:
         )
         upper.last_access, upper.created = node.last_access, node.created
         upper.lock_ref = 1 if node.lock_ref else 0
+        upper.is_abandoned = node.is_abandoned
         parent.children[self._first_block(upper)] = upper  # in the place of `node`
         node.edge = bytes(node.edge[cut:])
         del node.block_ids[:cut_blocks]

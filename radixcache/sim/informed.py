@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from radixcache.node import Node, NodeFacts
 from radixcache.observer import TreeObserver
-from radixcache.policy import Rank
+from radixcache.policy import LRU, Rank
 from radixcache.sim.trace import Trace, TraceRequest
 from radixcache.tokens import TOKEN_BYTES, unpack_tokens
 
@@ -107,6 +107,25 @@ class ToldDead(BlockPolicy):
         """Look beyond this request from now on."""
         self._future.arrive(request)
         return ()
+
+
+class ToldClosed(LRU):
+    """LRU with clients that say when they come back no more, and nothing else.
+
+    After the last request that anybody goes on from, its client abandons the branch, as a closed
+    session does: `RadixCache.abandon` marks what nobody else went on from.  A request is the last
+    where the last whole block of its prompt is not asked for again.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.closing: set[int] = set()
+        coming: set[int] = set()
+        for place in range(len(trace.requests) - 1, -1, -1):
+            prompt = trace.requests[place].prompt
+            num_whole = min(len(prompt), trace.requests[place].prompt_tokens // trace.block_size)
+            if num_whole and prompt[num_whole - 1] not in coming:
+                self.closing.add(place)
+            coming.update(prompt)
 
 
 class CappedSLRU(BlockPolicy):

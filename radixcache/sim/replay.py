@@ -21,7 +21,7 @@ from radixcache.errors import InvalidConfig, OutOfBlocks
 from radixcache.lease import Lease, PrefixKey
 from radixcache.namespace import DEFAULT_NAMESPACE
 from radixcache.policy import EvictionPolicy
-from radixcache.sim.informed import BlockPolicy
+from radixcache.sim.informed import BlockPolicy, ToldClosed
 from radixcache.sim.trace import MAX_NAMES, Trace, TraceRequest
 
 PRIVATE = MAX_NAMES
@@ -112,6 +112,7 @@ class Replay:
         self._trace = trace
         self._speed = speed
         self._by_block = policy if isinstance(policy, BlockPolicy) else None
+        self._closing = policy.closing if isinstance(policy, ToldClosed) else frozenset[int]()
         observer = self._by_block.observer if self._by_block else None
         self.cache = RadixCache(
             # One more: a token to compute is private, and takes a block while its request runs.
@@ -216,7 +217,10 @@ class Replay:
 
     def _end_first(self) -> float:
         """End the request that is the first to end; return when that is."""
-        end, _, lease, request = heappop(self._running)
+        end, place, lease, request = heappop(self._running)
         self.cache.commit(lease, len(request.prompt) + len(request.answer))
         self.cache.release(lease)
+        if place in self._closing:
+            path = (request.prompt + request.answer).tobytes()
+            self.cache.abandon(PrefixKey(DEFAULT_NAMESPACE, path))
         return end

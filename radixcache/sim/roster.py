@@ -11,7 +11,7 @@ import msgspec
 
 from radixcache.errors import InvalidTrace
 from radixcache.policy import POLICIES, EvictionPolicy
-from radixcache.sim.informed import CappedSLRU, Optimum, ToldDead
+from radixcache.sim.informed import CappedSLRU, Optimum, ToldClosed, ToldDead
 from radixcache.sim.replay import Outcome, Progress, Replay, Speed
 from radixcache.sim.trace import Trace
 
@@ -30,11 +30,13 @@ ROSTER: dict[str, Build] = {
     **{name: _shipped(policy) for name, policy in POLICIES.items() if name != "slru"},
     "slru": lambda trace, num_blocks: CappedSLRU(int(num_blocks * PROTECTED_SHARE)),
     "slru-hits": _shipped(POLICIES["slru"]),
+    "told-closed": lambda trace, num_blocks: ToldClosed(trace),
     "told-dead": lambda trace, num_blocks: ToldDead(trace),
     "opt": lambda trace, num_blocks: Optimum(trace),
 }
 """What may be simulated: the policies of a server, and the yardsticks `slru` (segments as the
-literature has them; a server's own `slru` is `slru-hits` here), `told-dead` and `opt`."""
+literature has them; a server's own `slru` is `slru-hits` here), `told-closed`, `told-dead` and
+`opt`."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ import numpy as np
 
 from radixcache.lease import PrefixKey
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
+from radixcache.tokens import common_prefix_len, num_tokens
 from runtime.engine import Engine
 from runtime.errors import (
     EngineFailure,
@@ -139,6 +140,7 @@ class SessionBook:
         session = self._find(session_id, owner)
         twin = self._open(owner, session.namespace, parent=session_id)
         twin.tokens, twin.conversation = session.tokens, session.conversation
+        twin.family, twin.shared_len = session.family, session.shared_len
         if session.held:
             self._holds.keep(twin, self.limits.idle_s)
         self._use(session)
@@ -155,6 +157,8 @@ class SessionBook:
         """
         session = self._idle(session_id, owner)
         self._use(session)
+        if session.shared_len is None:
+            session.shared_len = self._cache.match_len(PrefixKey(session.namespace, session.tokens))
         self._num_turns += 1
         turn = Turn(
             session=self._state(session), number=self._num_turns, name=name, requests=requests
@@ -207,13 +211,16 @@ class SessionBook:
         return self._state(session)
 
     def close(self, session_id: str, *, owner: str = "") -> Turn | None:
-        """End a session and its hold; what it computed stays cached until its room is needed.
+        """End a session and its hold; what it alone computed is the first to go for others' room.
 
+        What it found when it began, and what sessions forked from it or before it go on from, is
+        worth as much as before.
         returns  the turn in progress, whose requests are to be aborted
         Raises SessionNotFound.
         """
         session = self._find(session_id, owner)
         self._drop(session)
+        self._abandon(session)
         return session.turn
 
     def close_all(self) -> None:
@@ -333,6 +340,19 @@ class SessionBook:
         del self._sessions[session.session_id]
         self._num_owned[session.owner] -= 1
         self._num_owned += Counter()  # forgets whoever owns none
+
+    def _abandon(self, session: Session) -> None:
+        """Tell the cache that nobody comes back to what only this session has gone through."""
+        if session.shared_len is None:
+            return
+        shared = [session.shared_len]
+        shared += [
+            common_prefix_len(session.tokens, 0, other.tokens, num_tokens(other.tokens))
+            for other in self._sessions.values()
+            if other.family == session.family
+        ]
+        key = PrefixKey(session.namespace, session.tokens)
+        self._cache.abandon(key, start=max(shared))
 
     def _state(self, session: Session) -> SessionState:
         self._cache.expire()

@@ -28,6 +28,7 @@ class Session:
     __slots__ = (
         "conversation",
         "expires_at",
+        "family",
         "held_until",
         "hold",
         "last_used",
@@ -36,6 +37,7 @@ class Session:
         "parent",
         "revision",
         "session_id",
+        "shared_len",
         "tokens",
         "turn",
     )
@@ -47,6 +49,8 @@ class Session:
         self.owner = owner
         self.namespace = namespace
         self.parent = parent
+        self.family = session_id  # of the session that it, or what it was forked from, began as
+        self.shared_len: int | None = None  # tokens that others had cached before its first turn
         self.tokens = b""
         self.conversation: Conversation | None = None
         self.revision = 0

@@ -156,6 +156,16 @@ class KeepingMachine(CacheMachine):
             )
             self.cache.end_hold(hold)  # once more is nothing
 
+    @rule(prompt=prompts(), start=small(4))
+    def abandon(self, prompt: Prompt, start: int) -> None:
+        """Somebody says that nobody comes back."""
+        namespace, tokens = self.prompt(prompt)
+        marked, expected = self.both(
+            lambda: self.cache.abandon(PrefixKey.of(list(tokens), namespace), start=start),
+            lambda: self.reference.abandon(namespace, list(tokens), start),
+        )
+        assert not self.has_reference or marked == expected
+
     @rule(which=small(2), quota=quotas())
     def set_quota(self, which: int, quota: Quota | None) -> None:
         namespace = self.latest(NAMESPACES[which])

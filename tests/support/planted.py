@@ -214,7 +214,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a live lease publishes into an epoch that was raised",
         (RadixCache, "commit"),
-        edit=("or self.epochs.is_stale(lease.namespace)", ""),
+        edit=("if self.epochs.is_stale(lease.namespace):", "if not lease:"),
         seen_by="reference",
     ),
     PlantedBug(

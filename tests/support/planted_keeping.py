@@ -8,7 +8,9 @@ from __future__ import annotations
 from radixcache.accounts import Accounts
 from radixcache.cache import RadixCache
 from radixcache.deadlines import Deadlines
+from radixcache.eviction import EvictionIndex
 from radixcache.keeping import Keeper
+from radixcache.pins import Pins
 from radixcache.policy import Priority
 from radixcache.publishing import Publisher
 from radixcache.room import Room
@@ -221,5 +223,37 @@ KEEPING_BUGS = (
         (Room, "forget_if_unused"),
         edit=("if namespace not in self.tree.roots:", "if namespace:"),
         seen_by="check",
+    ),
+    PlantedBug(
+        "what is abandoned goes when it is its turn",
+        (EvictionIndex, "rank"),
+        edit=("if node.is_abandoned", "if node.num_tokens < 0"),
+        seen_by="reference",
+    ),
+    PlantedBug(
+        "what is used again stays abandoned",
+        (Pins, "lock"),
+        edit=("current.is_abandoned = False", "pass"),
+        seen_by="check reference",
+    ),
+    PlantedBug(
+        "who waits for it does not save what is abandoned",
+        (Keeper, "touch"),
+        edit=("self._room.pins.revive(node)", "pass"),
+        seen_by="",
+        test="tests.core.test_abandon:test_who_comes_back_after_all_takes_it_back",
+    ),
+    PlantedBug(
+        "a branch is abandoned with what another goes on from",
+        (Keeper, "abandon"),
+        edit=("if len(node.children) > 1", "if len(node.children) > 99"),
+        seen_by="check reference",
+    ),
+    PlantedBug(
+        "a branch is abandoned from its begin",
+        (Keeper, "abandon"),
+        edit=("if node.start < start:", "if node.start > start:"),
+        seen_by="",
+        test="tests.core.test_abandon:test_tokens_before_the_start_are_left_alone",
     ),
 )

@@ -12,7 +12,13 @@ from math import inf
 from typing import Any
 
 from radixcache import CacheConfig, Lease, Namespace, RadixCache, Retention, unpack_tokens
-from tests.support.reference_cache import Disagreement, Prefix, ReferenceCache, ReferenceLease
+from tests.support.reference_cache import (
+    Disagreement,
+    NoRoom,
+    Prefix,
+    ReferenceCache,
+    ReferenceLease,
+)
 
 
 class ReferenceHold:
@@ -35,6 +41,7 @@ class KeepingReference(ReferenceCache):
         self.worth: dict[Prefix, tuple[int, float]] = {}  # (priority, duration)
         self.ends: dict[Prefix, float] = {}
         self.ranges: dict[int, tuple[Retention, ...]] = {}  # of leases
+        self.abandoned: set[Prefix] = set()
         self._num_holds = 0
 
     def pinned(self) -> set[Prefix]:
@@ -42,10 +49,12 @@ class KeepingReference(ReferenceCache):
         return super().pinned().union(*(hold.prefixes for hold in self.holds))
 
     def rank(self, prefix: Prefix) -> Any:
-        """The priority first."""
+        """What is abandoned first, by its time; then the priority."""
+        if prefix in self.abandoned:
+            return 0, (self.used_at[prefix],)
         if self.policy != "priority":
-            return super().rank(prefix)
-        return self.worth.get(prefix, (0, 0))[0], self.used_at[prefix]
+            return 1, (super().rank(prefix),)
+        return 1, (self.worth.get(prefix, (0, 0))[0], self.used_at[prefix])
 
     def has_something(self, namespace: Namespace) -> bool:
         """A hold is something too."""
@@ -61,7 +70,13 @@ class KeepingReference(ReferenceCache):
     ) -> ReferenceLease:
         """A use: the time of what is found begins anew."""
         self.expire()
-        lease = super().acquire(namespace, tokens)
+        hits, evicted = self.hits(namespace, tokens, len(tokens) - 1), self.num_evicted
+        try:
+            lease = super().acquire(namespace, tokens)
+        except NoRoom:
+            if self.num_evicted > evicted:  # it stood on what it found while room was made
+                self.abandoned -= set(hits)
+            raise
         self.ranges[id(lease)] = retentions
         found = self.prefixes(namespace, tokens, lease.num_committed)
         self._begin_anew(found)
@@ -108,8 +123,27 @@ class KeepingReference(ReferenceCache):
         hits = [] if namespace in self.raised else self.hits(namespace, tokens, len(tokens))
         until = inf if duration is None else self.clock() + duration
         self._num_holds += 1
+        self.abandoned -= set(hits)
         self.holds.append(ReferenceHold(self._num_holds, namespace, hits, until))
         return self.holds[-1]
+
+    def abandon(self, namespace: Namespace, tokens: list[int], start: int) -> int:
+        """Mark prefixes from the last on, up to where another one goes on; return how many."""
+        hits = [] if namespace in self.raised else self.hits(namespace, tokens, len(tokens))
+        size, marked = self.config.block_size, 0
+        for place, prefix in enumerate(reversed(hits)):
+            longer = {p for p in self.cached if p[0] == namespace and p[1][:-size] == prefix[1]}
+            is_left = longer <= self.abandoned and (not place or len(longer) == 1)
+            if not is_left or prefix in self.pinned() or len(prefix[1]) - size < start:
+                break
+            marked += prefix not in self.abandoned
+            self.abandoned.add(prefix)
+        return marked
+
+    @property
+    def num_evicted(self) -> int:
+        """Prefixes given up so far."""
+        return self.counts["evicted_blocks"]
 
     def end_hold(self, hold: ReferenceHold) -> None:
         """Hold it no more."""
@@ -163,7 +197,12 @@ class KeepingReference(ReferenceCache):
             if prefix in self.worth:
                 self.ends[prefix] = self.clock() + self.worth[prefix][1]
 
+    def _use(self, prefixes: list[Prefix]) -> None:
+        self.abandoned -= set(prefixes)
+        super()._use(prefixes)
+
     def _give_up(self, prefix: Prefix) -> None:
+        self.abandoned.discard(prefix)
         self.worth.pop(prefix, None)
         self.ends.pop(prefix, None)
         super()._give_up(prefix)

@@ -1,0 +1,78 @@
+"""What the end of a session tells the cache: what it alone computed goes first."""
+
+from __future__ import annotations
+
+from radixcache import PrefixKey
+from radixcache.tokens import unpack_tokens
+from tests.support.session_bench import PREFIX, SessionBench
+
+
+def evicted_first(bench: SessionBench) -> list[int]:
+    """The tokens that go next, as a whole prefix."""
+    cache = bench.engine.engine.cache
+    nodes = {node.node_id: node for node in cache.view().nodes}
+    node = next(node for node in nodes.values() if node.evict_order == 0)
+    path: list[int] = []
+    above: int | None = node.node_id
+    while above is not None:
+        path[:0] = unpack_tokens(nodes[above].tokens)
+        above = nodes[above].parent
+    return path
+
+
+def test_what_a_closed_session_alone_computed_goes_first() -> None:
+    bench = SessionBench()
+    bench.ask([*PREFIX, 7, 7])
+    bench.ask([8] * 6)
+    session = bench.create([*PREFIX, 50, 51, 52, 53])
+    bench.generate(session)
+    branch = bench.tokens(session)
+    bench.book.close(session)
+    assert evicted_first(bench) == branch[: len(branch) - len(branch) % 2]
+    bench.engine.engine.cache.evict(3)
+    assert bench.engine.engine.cache.match_len(PrefixKey.of(branch)) == len(PREFIX) + 2
+    bench.engine.engine.cache.evict(1)
+    assert bench.engine.engine.cache.match_len(PrefixKey.of(branch)) == len(PREFIX)
+    assert evicted_first(bench) == [*PREFIX, 7, 7]
+
+
+def test_what_it_found_when_it_began_is_not_abandoned_with_it() -> None:
+    bench = SessionBench()
+    bench.ask(PREFIX)
+    bench.ask([8] * 6)
+    session = bench.create([*PREFIX, 50, 51])
+    bench.generate(session)
+    bench.book.close(session)
+    bench.engine.engine.cache.evict(3)
+    assert bench.engine.engine.cache.match_len(PrefixKey.of(PREFIX)) == len(PREFIX)
+    assert evicted_first(bench) == [8] * 6
+
+
+def test_a_branch_that_is_closed_leaves_what_its_trunk_and_twins_go_on_from() -> None:
+    bench = SessionBench(num_blocks=64)
+    trunk = bench.create()
+    bench.generate(trunk)
+    twin, other = bench.book.fork(trunk).session_id, bench.book.fork(trunk).session_id
+    for session, first in ((twin, 30), (other, 40)):
+        bench.append(session, [first, 61])
+        bench.generate(session)
+        bench.book.hold(session, 0)
+    bench.book.hold(trunk, 0)
+    shared, branch = bench.tokens(trunk), bench.tokens(twin)
+    bench.book.close(twin)  # nothing is held: only the book knows who goes on
+    assert evicted_first(bench)[: len(shared)] == shared
+    while bench.engine.engine.cache.match_len(PrefixKey.of(branch)) > len(shared):
+        assert evicted_first(bench) == branch[: len(evicted_first(bench))]
+        bench.engine.engine.cache.evict(1)
+    assert bench.engine.engine.cache.match_len(PrefixKey.of(bench.tokens(other))) > len(shared)
+
+
+def test_a_session_that_expires_says_nothing_of_whether_anybody_comes_back() -> None:
+    bench = SessionBench(idle_s=10)
+    bench.ask([8] * 6)
+    session = bench.create()
+    bench.generate(session)
+    bench.now = 11.0
+    bench.book.expire()
+    assert len(bench.book) == 0
+    assert evicted_first(bench) == [8] * 6
