@@ -17,6 +17,7 @@ the server and the command line translate.
     │   └── DownloadError        a download failed, or its bytes are wrong
     ├── BlockRefused          the world: K/V that came back is damaged, or another's
     ├── PortTaken             the world: an address to serve on can't be had
+    ├── NoAnswer              the world: a server can't be reached, or broke down
     ├── ServerBusy            too many requests wait: come back later
     └── EngineFailure         our bug, or the device's: the engine could not run a step
         └── CopiesFailed         blocks were not copied: the step can't be computed again
@@ -93,6 +94,10 @@ class BlockRefused(RuntimeFault):
 
 class PortTaken(RuntimeFault):
     """An address to serve on can't be had: somebody else has it, or it is not this machine's."""
+
+
+class NoAnswer(RuntimeFault):
+    """A server can't be reached, or answers with an error of its own."""
 
 
 class ServerBusy(RuntimeFault):

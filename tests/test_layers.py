@@ -48,6 +48,8 @@ TORCH_FREE = (
     "tree",
     "cli/quick",
     "cli/simulate",
+    "cli/top",
+    "top",
     "misses",
     "doctor",
 )

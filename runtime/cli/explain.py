@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import urllib.error
-import urllib.request
-from typing import Any
 
 import msgspec
 
 from radixcache.lease import PrefixKey
+from runtime.cli.asking import KEY_VARIABLE, Server
 from runtime.cli.replaying import add_replay_flags, read_requests, read_text, renderer_of
 from runtime.doctor.log import LoggedRequest, Said, request_of
 from runtime.doctor.replay import Encoder, cache_of, serve
-from runtime.errors import InvalidLog, InvalidRequest, RuntimeFault
+from runtime.errors import InvalidLog, InvalidRequest, NoAnswer
 from runtime.misses.finding import find_miss, tell_miss
 from runtime.misses.records import MissReport
-
-KEY_VARIABLE = "RADIXCACHE_API_KEY"
-TIMEOUT_S = 60.0
-
-
-class NoAnswer(RuntimeFault):
-    """The server can't be reached, or answers with an error of its own."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,33 +65,11 @@ def _asked(args: argparse.Namespace, text: str) -> MissReport:
     """Ask a running server.  Raises InvalidRequest for what it refuses, NoAnswer."""
     body = msgspec.json.encode({"prompt": text}) if args.text else text.encode()
     path = "/cache/explain/messages" if args.anthropic else "/cache/explain"
-    headers = {"Content-Type": "application/json"}
-    key = args.api_key or os.environ.get(KEY_VARIABLE)
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    url = args.url.rstrip("/").removesuffix("/v1") + path
-    if not url.startswith(("http://", "https://")):
-        raise InvalidRequest(f"--url {args.url} is no URL such as http://127.0.0.1:8000")
-    request = urllib.request.Request(url, body, headers)  # http, checked above
+    answer = Server(args.url, args.api_key).read(path, body)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return msgspec.json.decode(answer.read(), type=MissReport)
-    except urllib.error.HTTPError as error:
-        with error:
-            said = _error_text(error.read()) or error.reason
-        refused = error.code < 500 and error.code != 429
-        kind = InvalidRequest if refused else NoAnswer
-        raise kind(f"{args.url} answers {error.code}: {said}") from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise NoAnswer(f"no explanation from {url}: {error}; does a server run there?") from None
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        found: Any = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return str(found)
+        return msgspec.json.decode(answer, type=MissReport)
+    except msgspec.DecodeError as error:
+        raise NoAnswer(f"no explanation from {args.url}: {error}; what runs there?") from None
 
 
 def _worked_out(args: argparse.Namespace, text: str) -> MissReport:

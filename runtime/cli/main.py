@@ -1,5 +1,5 @@
 """The command line: `radixcache serve | generate | chat | explain | doctor | pull |
-info | verify | bench | simulate`.
+info | verify | bench | simulate | top`.
 
 Owns: the list of all commands.  Does not know: what a command does, or how one is run.
 """

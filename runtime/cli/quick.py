@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from radixcache.errors import CallerError
-from runtime.cli import simulate
+from runtime.cli import simulate, top
 from runtime.cli.options import report
 from runtime.errors import InvalidSetting, RequestError, RuntimeFault
 
@@ -29,7 +29,7 @@ class Command(Protocol):
         """Add the command's parser, which sets `run`."""
 
 
-COMMANDS: dict[str, Command] = {"simulate": simulate}
+COMMANDS: dict[str, Command] = {"simulate": simulate, "top": top}
 """By name, as the command line has it."""
 
 
