@@ -112,6 +112,13 @@ class Node:
         self._add_above(1 + self.num_below, self.all_blocks, self.all_hits)
         above.warm(self.used)
 
+    def gather(self, child: Node) -> None:
+        """Count a child whose own sums are whole already; for a tree that is built at once."""
+        self.num_below += 1 + child.num_below
+        self.all_blocks += child.all_blocks
+        self.all_hits += child.all_hits
+        self.used = max(self.used, child.used)
+
     def detach(self) -> None:
         """Take it, and all below it, off; nothing where it hangs nowhere."""
         if self.above is not None:
@@ -164,7 +171,17 @@ class TreeModel:
         self.seq = snapshot.seq
         self.block_size, self.num_blocks = snapshot.block_size, snapshot.num_blocks
         self.nodes, self.roots = {}, {}
-        self._take(snapshot.nodes)
+        self._rows_taken(snapshot.nodes)
+        for node in self.nodes.values():
+            node.above = self.nodes.get(node.parent)
+            siblings = self.roots if node.above is None else node.above.children
+            siblings[node.node_id] = node
+        order = list(self.roots.values())
+        for node in order:  # grows: parents before children
+            order += node.children.values()
+        for node in reversed(order):
+            if node.above is not None:
+                node.above.gather(node)
 
     def apply(self, change: Change) -> bool:
         """Take over a change; False where one before it is missing, and nothing was done."""
@@ -176,11 +193,16 @@ class TreeModel:
             self.roots.pop(node_id, None)
             if node is not None:
                 node.detach()
-        self._take(change.nodes)
+        for node in self._rows_taken(change.nodes):
+            above = self.nodes.get(node.parent)
+            if above is None:
+                self.roots[node.node_id] = node
+            else:
+                node.attach(above)
         return True
 
-    def _take(self, rows: Columns) -> None:
-        """Take over rows; parents may come after their children."""
+    def _rows_taken(self, rows: Columns) -> list[Node]:
+        """Take over rows; return the nodes that hang nowhere: new, or below another parent now."""
         moved: list[Node] = []
         places = zip(rows.id, rows.parent, rows.tokens, rows.blocks, rows.hits, strict=True)
         others = zip(rows.used, rows.pins, rows.state, rows.namespace, strict=True)
@@ -198,9 +220,4 @@ class TreeModel:
             node.label = rows.namespaces[label].label
             node.grow(blocks, hits)
             node.warm(used)
-        for node in moved:
-            above = self.nodes.get(node.parent)
-            if above is None:
-                self.roots[node.node_id] = node
-            else:
-                node.attach(above)
+        return moved
