@@ -2,9 +2,9 @@
 
 Three steps, since transformers lives in an environment of its own:
 
-    .venv/bin/python benchmarks/compare_transformers.py export   /tmp/smollm2-f32
-    other/bin/python benchmarks/compare_transformers.py reference /tmp/smollm2-f32
-    .venv/bin/python benchmarks/compare_transformers.py compare  /tmp/smollm2-f32 [--store FILE]
+    .venv/bin/python -m benchmarks.compare_transformers export    /tmp/smollm2-f32
+    other/bin/python -m benchmarks.compare_transformers reference /tmp/smollm2-f32
+    .venv/bin/python -m benchmarks.compare_transformers compare   /tmp/smollm2-f32 [--store FILE]
 
 `export` writes the model as a Hugging Face folder, and the token ids of three real texts;
 `reference` adds transformers' logits of every position; `compare` prints the largest difference
@@ -49,36 +49,14 @@ def main() -> None:
 
 
 def export(folder: Path) -> None:
-    """Write config.json, float32 safetensors and the texts' token ids."""
-    from safetensors.torch import save_file
-
+    """Write the model as a folder, in float32, and the texts' token ids."""
+    from benchmarks.peers.model import write_folder
     from runtime.config import DEFAULT_MODEL
-    from runtime.weights.checkpoint import open_checkpoint
+    from runtime.weights.gguf import GgufCheckpoint
+    from runtime.weights.pull import pull
 
-    checkpoint = open_checkpoint(DEFAULT_MODEL)
-    shape = checkpoint.config
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": shape.max_len,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
-        "tie_word_embeddings": shape.tie_embeddings,
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    save_file(
-        {name: tensor.contiguous() for name, tensor in checkpoint.tensors()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    checkpoint = GgufCheckpoint(pull(DEFAULT_MODEL))
+    write_folder(folder, checkpoint)
     tokenizer = checkpoint.tokenizer()
     (folder / "ids.json").write_text(json.dumps([tokenizer.encode(text) for text in TEXTS]))
 

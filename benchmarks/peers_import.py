@@ -1,6 +1,6 @@
 """Import SGLang's caches without the rest of SGLang.
 
-Owns: what stands in for packages that SGLang imports on the way and its caches never use.  No
+Owns: what stands in for packages that are imported on the way and never used.  No
 module of SGLang's own is replaced but its two package files, which register models and patch
 others: what runs is SGLang's code.
 """
@@ -62,21 +62,29 @@ class _StandInModule(types.ModuleType):
         return getattr(self, name)
 
 
-class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands in for packages that SGLang imports on the way and its caches never use."""
-
-    NAMES = frozenset(
-        (
-            *("IPython", "PIL", "compressed_tensors", "cuda", "fastapi", "flashinfer"),
-            *("huggingface_hub", "mistral_common", "openai", "pydantic", "pydantic_core"),
-            *("pynvml", "safetensors", "sentencepiece", "sgl_kernel", "starlette"),
-            *("torch_memory_saver", "torchcodec", "torchvision", "transformers", "tvm_ffi"),
-            *("uvloop", "xgrammar", "zmq"),
-        )
+NEVER_USED = frozenset(
+    (
+        *("IPython", "PIL", "compressed_tensors", "cuda", "fastapi", "flashinfer"),
+        *("huggingface_hub", "mistral_common", "openai", "pydantic", "pydantic_core"),
+        *("pynvml", "safetensors", "sentencepiece", "sgl_kernel", "starlette"),
+        *("torch_memory_saver", "torchcodec", "torchvision", "transformers", "tvm_ffi"),
+        *("uvloop", "xgrammar", "zmq"),
     )
+)
+"""Packages that SGLang imports on the way and its caches never use."""
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in for packages; to be asked last, so that what is installed is used.
+
+    names  the packages, whole
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname.partition(".")[0] in self.NAMES:
+        if fullname.partition(".")[0] in self._names:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -104,4 +112,4 @@ def import_sglang() -> None:
         module.__path__ = [os.path.join(home, *name.split(".")[1:])]
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         sys.modules[name] = module
-    sys.meta_path.append(_StandIns())  # asked last: what is installed is used
+    sys.meta_path.append(StandIns(NEVER_USED))
