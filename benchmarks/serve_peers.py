@@ -75,7 +75,7 @@ class Comparison:
     def run(self, peer: Peer) -> None:
         """Start a server, play all workloads, and end it; whatever fails is noted and told."""
         row: dict[str, Any] = {"server": peer.name, "dtype": peer.dtype, "workloads": {}}
-        row["versions"] = versions(peer, self._start)
+        row["versions"] = {}
         self.runs.append(row)
         if self._left_s() < 20:
             row["error"] = "there was no time left"
@@ -87,7 +87,8 @@ class Comparison:
             server = Server(peer, start, log=start.home / "logs" / f"{peer.name}-{number}.log")
             row["command"] = server.command
             row["start_s"] = server.wait_for_first_token(min(self._limit_s, self._left_s()))
-            self._play(self._warm, server, limit_s=60)
+            row["versions"] = versions(peer, start)
+            self._play(self._warm, server, limit_s=min(self._limit_s, self._left_s()))
             for name, nodes in self._workloads.items():
                 row["workloads"][name] = self._measure(name, nodes, server)
         except (DidNotStart, Refused, TooLate, OSError) as error:

@@ -41,7 +41,7 @@ class _Process(msgspec.Struct, frozen=True):
 class Meter:
     """Measures a process tree from `start` to `stop`; samples its memory on a thread of its own."""
 
-    def __init__(self, pid: int, *, period_s: float = 0.2) -> None:
+    def __init__(self, pid: int, *, period_s: float = 0.5) -> None:
         self._pid = pid
         self._period_s = period_s
         self._ended = threading.Event()
