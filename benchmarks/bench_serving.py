@@ -1,6 +1,7 @@
 """Time to first token, cold and warm, and tokens per second beside this machine's floors.
 
-    .venv/bin/python benchmarks/bench_serving.py [--dtype float32] [--runs 5] [--out FILE]
+    .venv/bin/python benchmarks/bench_serving.py [--dtype float32] [--runs 5] [--batches 1,8,32]
+                                                 [--out FILE]
 
 Cold: a prompt of 1,560 tokens that nothing shares.  Warm: the same length, of which the first
 1,500 were computed for an earlier request.  Cold and warm runs alternate.  The floor of a prefill
@@ -24,13 +25,20 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does; before torch
 
 import torch
-from limits import decode_bytes, extend_flop, measure_limits
+from limits import (
+    BATCHES,
+    NEW,
+    PREFIX,
+    Limits,
+    decode_floor_s,
+    extend_floor_s,
+    kv_copy_floor_s,
+    measure_limits,
+)
 
 from runtime.config import DEFAULT_MODEL
 from runtime.llm import LLM
 from runtime.request import SamplingParams
-
-PREFIX, NEW = 1500, 60
 
 
 def main() -> None:
@@ -40,6 +48,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="decoded together")
     parser.add_argument("--out", type=Path, default=Path("results/serving.json"))
     args = parser.parse_args()
     llm = LLM(
@@ -58,10 +67,10 @@ def main() -> None:
         "torch": torch.__version__,
         "matmul_gflop_s": round(limits.matmul_flop_s / 1e9, 1),
         "read_gb_s": round(limits.read_bytes_s / 1e9, 1),
-        "first_token": first_token(llm, limits.matmul_flop_s, runs=args.runs),
-        "decode": [
-            decode(llm, batch, limits.read_bytes_s, limits.matmul_flop_s) for batch in (1, 8)
-        ],
+        "copy_gb_s": round(limits.copy_bytes_s / 1e9, 1),
+        "first_token": first_token(llm, limits, runs=args.runs),
+        "decode": [decode(llm, int(batch), limits) for batch in args.batches.split(",")],
+        "kv_copy_floor_ms": round(kv_copy_ms(llm, limits), 2),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + "\n")
@@ -73,7 +82,20 @@ def random_ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(100, 49_000) for _ in range(count)]
 
 
-def first_token(llm: LLM, flop_s: float, *, runs: int) -> dict[str, Any]:
+def width_of(llm: LLM) -> int:
+    """Return the bytes of a number of the weights and of K/V."""
+    dtype: torch.dtype = getattr(torch, llm.runtime.memory.dtype)
+    return dtype.itemsize
+
+
+def kv_copy_ms(llm: LLM, limits: Limits) -> float:
+    """Return the least time to copy the K/V of the context."""
+    config = llm.runtime.model_config
+    width = width_of(llm)
+    return 1e3 * kv_copy_floor_s(config, limits, num_tokens=PREFIX, dtype_bytes=width)
+
+
+def first_token(llm: LLM, limits: Limits, *, runs: int) -> dict[str, Any]:
     """Measure the time from submission to the first token, cold and warm."""
     rng = random.Random(1)
     once = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -90,8 +112,8 @@ def first_token(llm: LLM, flop_s: float, *, runs: int) -> dict[str, Any]:
             assert done.usage.cached_tokens == expected, done.usage
     config = llm.runtime.model_config
     floors = {
-        "cold": extend_flop(config, prefix=0, new=PREFIX + NEW) / flop_s,
-        "warm": extend_flop(config, prefix=PREFIX, new=NEW) / flop_s,
+        "cold": extend_floor_s(config, limits, prefix=0, new=PREFIX + NEW),
+        "warm": extend_floor_s(config, limits, prefix=PREFIX, new=NEW),
     }
     table: dict[str, Any] = {"warm_speedup": statistics.median(cold) / statistics.median(warm)}
     for name, times in (("cold", cold), ("warm", warm)):
@@ -107,7 +129,7 @@ def first_token(llm: LLM, flop_s: float, *, runs: int) -> dict[str, Any]:
     return table
 
 
-def decode(llm: LLM, batch: int, read_bytes_s: float, flop_s: float) -> dict[str, Any]:
+def decode(llm: LLM, batch: int, limits: Limits) -> dict[str, Any]:
     """Measure decode steps of `batch` sequences behind contexts of 1,500 tokens of their own."""
     rng = random.Random(batch)
     steps = 16
@@ -127,11 +149,12 @@ def decode(llm: LLM, batch: int, read_bytes_s: float, flop_s: float) -> dict[str
     )
     llm.generate([[*prompt, 7] for prompt in prompts], sampling, on_news=news)
     step_s = statistics.median(b - a for a, b in pairwise(stamps))
-    config = llm.runtime.model_config
-    width = getattr(torch, llm.runtime.memory.dtype).itemsize
-    moved = decode_bytes(config, contexts=[PREFIX] * batch, dtype_bytes=width)
-    flop = batch * extend_flop(config, prefix=PREFIX, new=1)
-    floor = max(moved / read_bytes_s, flop / flop_s)
+    floor = decode_floor_s(
+        llm.runtime.model_config,
+        limits,
+        contexts=[PREFIX] * batch,
+        dtype_bytes=width_of(llm),
+    )
     return {
         "batch": batch,
         "step_ms": round(step_s * 1e3, 1),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.limits import Limits, decode_floor_s, kv_copy_floor_s, linear_weights
 from benchmarks.peers.client import Answer, Refused, ask
 from benchmarks.peers.driver import Played, TooLate, agreement, play, see
 from benchmarks.peers.meter import Meter, process_tree
@@ -279,3 +280,23 @@ def test_a_dry_run_plays_a_tiny_model_and_goes_on_where_a_peer_is_missing(tmp_pa
     assert seen["control"]["computed"] == QUICK.controls * QUICK.control
     assert all(row["same_answers"] == row["requests"] for row in seen.values())
     assert "ours-float32" in out.with_suffix(".md").read_text()
+
+
+def test_floors_are_those_of_bytes_or_of_operations_whichever_take_longer() -> None:
+    config, width = open_smollm2().config, 2
+    token = config.kv_bytes_per_token(width)
+    assert token == 23_040
+    slow_reads = Limits(num_threads=1, matmul_flop_s=1e18, read_bytes_s=1e9, copy_bytes_s=2e9)
+    slow_sums = Limits(num_threads=1, matmul_flop_s=1e9, read_bytes_s=1e18, copy_bytes_s=2e9)
+    weights = linear_weights(config) + 49_152 * 576
+    contexts = [1500] * 8
+
+    def floor(limits: Limits, shared: int = 0) -> float:
+        return decode_floor_s(config, limits, contexts=contexts, dtype_bytes=width, shared=shared)
+
+    assert floor(slow_reads) == pytest.approx((width * weights + 8 * 1500 * token) / 1e9)
+    assert floor(slow_reads, 1500) == pytest.approx((width * weights + 1500 * token) / 1e9)
+    pairs = 4 * 30 * 9 * 64 * 1501
+    assert floor(slow_sums) == pytest.approx(8 * (2 * weights + pairs) / 1e9)
+    copied = kv_copy_floor_s(config, slow_reads, num_tokens=1500, dtype_bytes=width)
+    assert copied == pytest.approx(1500 * token / 2e9)
