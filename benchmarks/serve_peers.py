@@ -12,8 +12,8 @@ ours and theirs alternate.  What a server takes is told in wall time, in CPU sec
 processes, and beside what others took of the machine meanwhile.  A server that fails is reported
 and skipped; logs stay in HOME/logs.
 
-Where the reply of a server of the same precision can be compared with ours (same prompt), it is:
-`same_answers` of `same_prompts`.
+Where the answer of a server of the same precision can be compared with that of our first run (the
+prompts are equal), it is: `same_answers` of `same_prompts`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.peers.client import Answer, Refused, ask
-from benchmarks.peers.driver import Played, TooLate, agreement, play, see
+from benchmarks.peers.client import Answer, ask
+from benchmarks.peers.driver import Played, agreement, play, see
 from benchmarks.peers.meter import Meter
 from benchmarks.peers.report import replace_section, report
 from benchmarks.peers.servers import (
     DEFAULT,
     PEERS,
-    DidNotStart,
     Peer,
     Server,
     Start,
@@ -91,8 +90,8 @@ class Comparison:
             self._play(self._warm, server, limit_s=min(self._limit_s, self._left_s()))
             for name, nodes in self._workloads.items():
                 row["workloads"][name] = self._measure(name, nodes, server)
-        except (DidNotStart, Refused, TooLate, OSError) as error:
-            row["error"] = str(error) or repr(error)
+        except Exception as error:  # any: one server must not end the run of the others
+            row["error"] = f"{type(error).__name__}: {error}"
             print(f"{peer.name}: {row['error']}", file=sys.stderr, flush=True)
         finally:
             if server is not None:
@@ -116,10 +115,10 @@ class Comparison:
         finally:
             usage = meter.stop()
         row = msgspec.to_builtins(see(played, of=len(nodes))) | msgspec.to_builtins(usage)
-        ours = self._ours.setdefault((peer.dtype, name), played) if peer.family == "ours" else None
-        ours = ours or self._ours.get((peer.dtype, name))
-        if ours is not None:
+        if (ours := self._ours.get((peer.dtype, name))) is not None:
             row |= agreement(ours, played)
+        elif peer.family == "ours":
+            self._ours[peer.dtype, name] = played
         print(f"{peer.name} {name}: {json.dumps(row)}", file=sys.stderr, flush=True)
         return row
 

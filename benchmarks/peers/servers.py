@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.peers.client import Refused, ask
-from benchmarks.peers.meter import process_tree
 from benchmarks.peers.model import BFLOAT16_GGUF, FOLDER, Q4_GGUF
 
 HERE = Path(__file__).resolve().parent
@@ -242,19 +241,18 @@ class Server:
 
     def stop(self) -> None:
         """End it and all that it started: first politely, after ten seconds not."""
-        family = process_tree(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for pid in family.keys() & process_tree_of_session(self.process.pid):
+        for pid in session_members(self.process.pid):
             _kill(pid)
 
 
-def process_tree_of_session(leader: int) -> set[int]:
-    """Return the processes that belong to the session a server was started in."""
+def session_members(leader: int) -> set[int]:
+    """Return the processes of the session that a server was started in, and it alone."""
     members = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
