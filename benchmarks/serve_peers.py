@@ -153,7 +153,7 @@ def arguments() -> argparse.Namespace:
     flag("--minutes", type=float, default=20, help="after which nothing more is begun")
     flag("--limit", type=float, default=180, help="seconds for a start or a workload")
     flag("--threads", type=int, default=os.cpu_count(), help="of each peer")
-    flag("--out", type=Path, help="JSON; the table goes beside it, as .md")
+    flag("--out", type=Path, help="JSON, written anew after each server")
     flag("--docs", type=Path, help="page whose table is replaced")
     return parser.parse_args()
 
@@ -198,7 +198,6 @@ def main() -> None:
             "runs": comparison.runs,
         }
         out.write_text(json.dumps(result, indent=1) + "\n")  # as far as it went
-        out.with_suffix(".md").write_text(report(result))
     print(report(result))
     if args.docs:
         replace_section(args.docs, report(result))

@@ -1,5 +1,7 @@
 """Tables of what serve_peers.py saw, and their place on a page.
 
+    .venv/bin/python -m benchmarks.peers.report FILE [--docs docs/performance.md]
+
 Owns: how runs become rows.  Does not know: how they were made.
 Idea: every server that was asked for has a row in every table, those that failed and those that
 were faster than ours too.
@@ -7,6 +9,8 @@ were faster than ours too.
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -140,3 +144,19 @@ def _spread(rows: list[dict[str, Any]], key: str) -> str:
 def _table(rows: list[tuple[str, ...]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def main() -> None:
+    """Show a run that was written before."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="JSON of serve_peers.py")
+    parser.add_argument("--docs", type=Path, help="page whose tables are replaced")
+    args = parser.parse_args()
+    text = report(json.loads(args.file.read_text()))
+    print(text)
+    if args.docs:
+        replace_section(args.docs, text)
+
+
+if __name__ == "__main__":
+    main()
