@@ -46,8 +46,7 @@ class RadixCache:
     clock      tells the time in seconds, never backwards, such as `time.monotonic`; without one
                nothing can have a duration
 
-    The parts (`tree`, `pool`, `pins`, `accounts`, `leases` …) are there to be read by checks and
-    views.
+    The parts (`tree`, `pool`, `pins`, `accounts` …) are there to be read by checks and views.
 
     >>> cache = RadixCache(CacheConfig(num_blocks=8, block_size=2))
     >>> lease = cache.acquire(PrefixKey.of([1, 2, 3, 4, 5]))

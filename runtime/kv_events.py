@@ -197,5 +197,4 @@ def _is_endpoint(text: str) -> bool:
 
 
 def _endpoint_of(bound: zmq.Socket[bytes]) -> str:
-    name: bytes = bound.getsockopt(zmq.LAST_ENDPOINT)
-    return name.rstrip(b"\0").decode()
+    return bytes(bound.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()

@@ -18,7 +18,8 @@ from radixcache.cache import RadixCache
 from radixcache.namespace import Namespace
 from radixcache.node import Node
 from radixcache.watch import Changes, NodeRow, TreeWatch
-from runtime.engine import Engine, EngineStats
+from runtime.engine import Engine
+from runtime.engine_stats import EngineStats
 from runtime.scheduler.public import PUBLIC
 from runtime.sequence import Sequence
 from runtime.sessions.holds import Session
