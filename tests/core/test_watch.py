@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from radixcache import CacheConfig, CacheError, InvalidConfig, Namespace, RadixCache
@@ -112,7 +113,8 @@ def test_the_histories_catch_a_watch_in_which(name, monkeypatch):
     owner, method, old, new = BUGS[name]
     PlantedBug(name, (owner, method), edit=(old, new), seen_by="watch").plant(monkeypatch)
     quick = settings(FEWER, phases=[Phase.generate], print_blob=False)
-    with pytest.raises((AssertionError, CacheError, LookupError)):
+    # Which node a slice tells of first is a set's order: the same history may fail a step later.
+    with pytest.raises((AssertionError, CacheError, LookupError, Flaky)):
         run_state_machine_as_test(WatchedMachine, settings=quick)
 
 
