@@ -112,9 +112,14 @@ class Gate:
         journal.endpoint = endpoint_of(scope)
         self._served.metrics.http_requests[(journal.endpoint, journal.status)] += 1
         log_slow_misses(journal, self._served.config.slow_miss_s)
-        log_request(journal, quiet=scope["path"] in OPEN_PATHS or scope["path"] == "/metrics")
+        log_request(journal, quiet=_is_quiet(scope["path"]))
         if self._tracer is not None:
             self._tracer.record(journal, headers, ended_ns=time.time_ns())
+
+
+def _is_quiet(path: str) -> bool:
+    """Whether a request is one of many that nobody is interested in: probes, and an open page's."""
+    return path in OPEN_PATHS or path == "/metrics" or path.startswith("/tree/nodes/")
 
 
 def endpoint_of(scope: Scope) -> str:

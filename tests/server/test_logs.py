@@ -144,6 +144,7 @@ def test_what_fails_on_our_side_is_logged_once_with_its_traceback(
 
 def test_probes_are_logged_for_debugging_only(http: httpx.Client, stream: io.StringIO) -> None:
     http.get("/health")
+    http.get("/tree/nodes/1")  # an open page asks for many
     http.get("/v1/models")
     assert requests_in(stream)[0]["endpoint"] == "GET /v1/models"
     set_up_logs("json", "debug", stream=stream)
