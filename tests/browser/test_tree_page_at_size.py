@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import httpx
 
 from tests.browser.chromium import Page
 from tests.support.tree_feed import synthetic_feed
@@ -75,6 +78,34 @@ def test_what_was_shown_before_is_shown_again_row_by_row(page: Page) -> None:
             assert same
         page.run(f"{TREE}.timeline.show(null)")
         assert page.run(f"{TREE}.timeline.place === {TREE}.timeline.log.length")
+
+
+def test_a_snapshot_of_another_tree_takes_the_place_of_the_first_and_can_be_taken_back(
+    page: Page,
+) -> None:
+    """As after a restart: the same ids stand for other nodes, under other parents."""
+    with (
+        synthetic_feed(num_nodes=200, changes=0) as (url, _),
+        synthetic_feed(num_nodes=90, seed=1) as (other, _),
+    ):
+        page.open(f"{url}/tree")
+        page.wait(f"{TREE}.model.size > 100")
+        with httpx.stream("GET", f"{other}/tree/feed") as answer:
+            lines = answer.iter_lines()
+            snapshot = json.loads(next(line for line in lines if line.startswith("data:"))[5:])
+        after, before, again = page.run(  # in one go, as the feed goes on
+            f"""(() => {{ const {{ timeline }} = {TREE}, before = {ROWS}, then = timeline.newest;
+            timeline.snapshot({{ ...{json.dumps(snapshot)}, time: then + 0.001 }});
+            const after = {ROWS};
+            timeline.show(then);
+            const again = {ROWS};
+            timeline.show(null);
+            return [after, before, again]; }})()"""
+        )
+        parents = {row["id"]: row["parent"] for row in json.loads(after)}
+        ids, above = snapshot["nodes"]["id"], snapshot["nodes"]["parent"]
+        assert parents == dict(zip(ids, above, strict=True))
+        assert before == again != after
 
 
 def test_the_log_is_bounded_and_says_how_far_it_goes_back(page: Page) -> None:

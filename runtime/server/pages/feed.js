@@ -82,12 +82,14 @@ class Feed {
     });
     if (!answer.ok) throw await this.#failure(answer);
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let kept = "", kind = "", lines = [];
+    let kept = [], kind = "", lines = []; // a snapshot is one line of megabytes, in many pieces
     for (;;) {
       const { done, value } = await within(reader.read(), SILENCE_MS, control);
       if (done) return;
-      const parts = (kept + value).split("\n");
-      kept = parts.pop();
+      kept.push(value);
+      if (!value.includes("\n")) continue;
+      const parts = kept.join("").split("\n");
+      kept = [parts.pop()];
       for (const part of parts) {
         const line = part.endsWith("\r") ? part.slice(0, -1) : part;
         if (line.startsWith("event:")) kind = line.slice(6).trim();

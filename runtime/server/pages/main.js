@@ -234,7 +234,12 @@ setInterval(() => {
   details.refresh();
 }, 1000);
 setInterval(askCurve, 20_000);
-document.addEventListener("visibilitychange", () => { if (!document.hidden) showMoment(timeline.held); });
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) return;
+  showMoment(timeline.held);
+  if (state.name === "lost") feed.again(); // somebody looks: don't wait
+});
+addEventListener("online", () => { if (state.name === "lost") feed.again(); });
 
 feed.run();
 // What was done to draw, for tests and for who wonders; nothing reads it here.
