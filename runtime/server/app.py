@@ -40,6 +40,7 @@ from runtime.server.context import Served, tenant_of
 from runtime.server.curve import CurveEndpoint
 from runtime.server.errors import answer_error, json_response
 from runtime.server.explaining import Explaining, ExplainRequest
+from runtime.server.hints import HintEndpoints
 from runtime.server.messages import MessageEndpoints
 from runtime.server.middleware import Gate, Tracer
 from runtime.server.openapi import Endpoint, openapi_document, routes_of
@@ -183,6 +184,7 @@ def endpoints_of(served: Served, sessions: SessionEndpoints) -> list[Endpoint]:
             answer=MissReport,
         ),
         *sessions.endpoints(),
+        *HintEndpoints(served, sessions.book).endpoints(),
         *CurveEndpoint(served).endpoints(),
         *Operations(served).endpoints(),
     ]

@@ -94,7 +94,7 @@ class Explaining:
         body.check()
         self._served.check_model(body.model)
         caller = caller_of(request).narrowed(body.cache_salt)
-        ids, spoken = await run_in_threadpool(self._prompt, body, caller)
+        ids, spoken = await run_in_threadpool(prompt_of, self._served, body, caller)
         (report,) = await explain_prompts(self._served, caller, [ids], spoken)
         return json_response(report)
 
@@ -109,16 +109,20 @@ class Explaining:
         (report,) = await explain_prompts(self._served, caller, [ids], spoken)
         return json_response(report)
 
-    def _prompt(self, body: ExplainRequest, caller: Caller) -> tuple[list[int], Spoken | None]:
-        runtime = self._served.runtime
-        if isinstance(body.prompt, str):
-            return runtime.prompt_tokens(body.prompt, parse_special=body.parse_special), None
-        if body.prompt is not None:
-            return body.prompt, None
-        messages = [message.for_template() for message in body.messages or ()]
-        tools = template_tools(body.tools)
-        ids = runtime.chat_tokens(messages, tools=tools, namespace=caller.namespace)
-        return ids, spoken_by(self._served, messages, tools)
+
+def prompt_of(
+    served: Served, body: ExplainRequest, caller: Caller
+) -> tuple[list[int], Spoken | None]:
+    """Return the token ids of a body, and the conversation where it is one."""
+    runtime = served.runtime
+    if isinstance(body.prompt, str):
+        return runtime.prompt_tokens(body.prompt, parse_special=body.parse_special), None
+    if body.prompt is not None:
+        return body.prompt, None
+    messages = [message.for_template() for message in body.messages or ()]
+    tools = template_tools(body.tools)
+    ids = runtime.chat_tokens(messages, tools=tools, namespace=caller.namespace)
+    return ids, spoken_by(served, messages, tools)
 
 
 def wants_explanation(request: HttpRequest, options: CacheOptions | None) -> bool:

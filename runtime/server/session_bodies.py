@@ -14,7 +14,7 @@ from runtime.errors import InvalidRequest
 from runtime.request import SamplingParams
 from runtime.server.answers import UsageAnswer
 from runtime.server.chat_bodies import Message
-from runtime.server.fields import MAX_SALT_LEN
+from runtime.server.fields import MAX_SALT_LEN, CacheOptions
 from runtime.server.openai import DEFAULT_COMPLETION_TOKENS, CompletionOptions
 from runtime.sessions.records import SessionState
 from runtime.sessions.text import Addition
@@ -68,10 +68,12 @@ class CreateRequest(AppendRequest, kw_only=True, forbid_unknown_fields=True):
 class GenerateRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
     """Body of `/v1/sessions/{id}/generate`: the fields of a completion, less the prompt.
 
-    logprobs  so many of the likeliest tokens are told at each place
+    logprobs    so many of the likeliest tokens are told at each place
+    radixcache  whether the answer tells why the branch missed
     """
 
     logprobs: int | None = None
+    radixcache: CacheOptions | None = None
 
     def check(self) -> None:
         """Raise InvalidRequest for what a session is not asked for here."""

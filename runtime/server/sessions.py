@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from radixcache.tokens import unpack_tokens
 from runtime.engine import Engine
+from runtime.misses.records import CacheReport
 from runtime.plan import TokenLogprobs
 from runtime.request import Usage
 from runtime.server.answering import answer_events, whole_answer
@@ -30,6 +31,7 @@ from runtime.server.bodies import read_body
 from runtime.server.context import Caller, Served, caller_of
 from runtime.server.disconnect import EventStream, until_disconnect
 from runtime.server.errors import FAILED, failure_of, json_response
+from runtime.server.explaining import explained, spoken_by
 from runtime.server.generation import Ask
 from runtime.server.openapi import Endpoint
 from runtime.server.session_bodies import (
@@ -201,6 +203,7 @@ class SessionEndpoints:
         state = await self._state(request)
         sampling = body.sampling(is_conversation=state.conversation is not None)
         constraint = await self._served.constrain(body.grammar())
+        report = await self._explained(request, body, state)
         turn = await self._begin(request, f"gen-{uuid.uuid4().hex}", 1)
         ids = unpack_tokens(turn.session.tokens)
 
@@ -225,6 +228,7 @@ class SessionEndpoints:
             created=int(time.time()),
             model=self._served.runtime.name,
             choices=(),
+            radixcache=report,
         )
         if body.stream:
             events = answer_events(news, envelope, choices, body.options, 1)
@@ -270,6 +274,16 @@ class SessionEndpoints:
                 usage=sum_usage({place: usage for place, (_, usage) in enumerate(scored)}),
             )
         )
+
+    async def _explained(
+        self, request: HttpRequest, body: GenerateRequest, state: SessionState
+    ) -> CacheReport | msgspec.UnsetType:
+        """Explain a branch as it stands before its turn, where the answer or the log tells it."""
+        caller = msgspec.structs.replace(caller_of(request), namespace=state.namespace)
+        said = state.conversation
+        spoken = None if said is None else spoken_by(self._served, said.messages, None)
+        ids = unpack_tokens(state.tokens)
+        return await explained(self._served, request, body.radixcache, caller, [ids], spoken)
 
     async def _state(self, request: HttpRequest) -> SessionState:
         session_id, owner = _named(request)
