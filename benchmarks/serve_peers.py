@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -172,6 +173,7 @@ def chosen(args: argparse.Namespace) -> list[Peer]:
 def main() -> None:
     """Run, and write what was seen; exit with 1 where nothing was."""
     args = arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server outlives this process
     tokenizer = open_checkpoint(args.model).tokenizer()
     everything = make_workloads(tokenizer, QUICK if args.quick else Sizes())
     workloads = {name: everything[name] for name in args.workloads.split(",")}

@@ -97,8 +97,11 @@ def _workload(runs: list[Run], workload: str) -> str:
 
 
 def _servers(runs: list[Run]) -> str:
-    rows = [
-        ("server", "versions", "start to first token, s", "peak memory, MB", "same answers as ours")
+    rows: list[tuple[str, ...]] = [
+        (
+            *("server", "versions", "start to first token, s", "peak memory, MB"),
+            *("same answers as ours", "cores that other programs took"),
+        )
     ]
     for server in _names(runs):
         mine = [run for run in runs if run["server"] == server]
@@ -110,7 +113,9 @@ def _servers(runs: list[Run]) -> str:
         )
         agreed = f"{answers} of {prompts}" if prompts else _NONE
         start = _middle([run for run in mine if "start_s" in run], "start_s", "{:.1f}")
-        rows.append((server, versions, start, peak, agreed))
+        foreign, wall = (sum(row[name] for row in seen) for name in ("foreign_s", "wall_s"))
+        taken = f"{foreign / wall:.2f}" if wall else _NONE
+        rows.append((server, versions, start, peak, agreed, taken))
     return _table(rows)
 
 

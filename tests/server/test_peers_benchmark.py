@@ -219,7 +219,8 @@ def row(wall_s: float, *, requests: int = 4, cached: int | None = 10) -> dict[st
     )
     seen = see(played, of=4)
     counted = {name: getattr(seen, name) for name in seen.__struct_fields__}
-    return counted | {"cpu_s": wall_s, "peak_rss_mb": 100.0, "same_prompts": 4, "same_answers": 3}
+    used = {"cpu_s": wall_s, "foreign_s": wall_s / 2, "peak_rss_mb": 100.0}
+    return counted | used | {"same_prompts": 4, "same_answers": 3}
 
 
 def run_of(server: str, dtype: str, **workloads: dict[str, Any]) -> dict[str, Any]:
@@ -245,6 +246,7 @@ def test_losses_failures_and_shorter_runs_stay_in_the_tables(tmp_path: Path) -> 
     assert cells["transformers-float32"][0] == "2 of 4"
     assert cells["transformers-float32"][-1] == "–"
     assert set(cells["sglang-float32"]) == {"–"}
+    assert "| vllm-float32 | – | 1.0 | 100 | 3 of 4 | 0.50 |" in text
     assert "**sglang-float32 failed**: `it ended with 1`" in text
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{BEGIN}\n\nold\n{END}\n\nafter\n")
