@@ -15,7 +15,9 @@ from typing import Final
 import numpy as np
 import torch
 
+from kernels.backend import choose_backend
 from kernels.sampling import sample
+from runtime.decoding.host_sampling import draw_token
 from runtime.plan import Draw
 
 COLDEST: Final = 1e-5
@@ -28,7 +30,7 @@ def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw | None]) -> list[in
     logits  [R, V] float32
     draws   R of them; None takes the likeliest token
 
-    Greedy rows cost one argmax; the others a sort and V random numbers each.
+    Greedy rows cost one argmax; the others V random numbers each, and a few passes.
     """
     asking = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
     logits = _adjusted(logits, asking)
@@ -36,20 +38,36 @@ def choose_tokens(logits: torch.Tensor, draws: Sequence[Draw | None]) -> list[in
     hot = [(row, draw) for row, draw in asking if draw.temperature >= COLDEST]
     if hot:
         rows, drawn = zip(*hot, strict=True)
-        noise = torch.stack([_noise(draw, logits.shape[-1]) for draw in drawn])
-        device = logits.device
-        floats = partial(torch.tensor, dtype=torch.float32, device=device)  # 1 may stand for 1.0
-        chosen = sample(
-            logits[torch.tensor(rows, device=device)],
-            noise.to(device),
-            temperature=floats([d.temperature for d in drawn]),
-            top_k=torch.tensor([d.top_k for d in drawn], device=device),
-            top_p=floats([d.top_p for d in drawn]),
-            min_p=floats([d.min_p for d in drawn]),
-        )
-        for row, token in zip(rows, chosen.tolist(), strict=True):
+        noise = [_noise(draw, logits.shape[-1]) for draw in drawn]
+        for row, token in zip(rows, _drawn(logits, rows, drawn, noise), strict=True):
             tokens[row] = token
     return tokens
+
+
+def _drawn(
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    draws: Sequence[Draw],
+    noise: Sequence[torch.Tensor],
+) -> list[int]:
+    """Draw a token for each of these rows by its noise."""
+    device = logits.device
+    if device.type == "cpu" and choose_backend(device) != "triton":
+        host = logits.numpy()
+        return [
+            draw_token(host[row], own.numpy(), draw)
+            for row, draw, own in zip(rows, draws, noise, strict=True)
+        ]
+    floats = partial(torch.tensor, dtype=torch.float32, device=device)  # 1 may stand for 1.0
+    chosen: list[int] = sample(
+        logits[torch.tensor(rows, device=device)],
+        torch.stack(list(noise)).to(device),
+        temperature=floats([d.temperature for d in draws]),
+        top_k=torch.tensor([d.top_k for d in draws], device=device),
+        top_p=floats([d.top_p for d in draws]),
+        min_p=floats([d.min_p for d in draws]),
+    ).tolist()
+    return chosen
 
 
 def _likeliest(logits: torch.Tensor) -> list[int]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.sampling import sample
+from runtime.decoding.host_sampling import draw_token
 from runtime.decoding.sampler import COLDEST, choose_tokens
 from runtime.plan import Draw
 
@@ -138,6 +141,50 @@ def rows(draw_from) -> Draw:
         top_p=draw_from(st.sampled_from((1.0, 0.9, 0.1))),
         min_p=draw_from(st.sampled_from((0.0, 0.1))),
     )
+
+
+@pytest.mark.parametrize("size", [1, 7, 900, 3000, 20_000])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"top_k": 1},
+        {"top_k": 40},
+        {"top_k": 2000},
+        {"top_p": 0.9},
+        {"top_p": 0.999},
+        {"min_p": 0.05},
+        {"top_k": 500, "top_p": 0.8, "min_p": 0.001},
+    ],
+    ids=str,
+)
+def test_a_row_drawn_on_the_host_is_what_the_operation_draws(
+    size: int, filters: dict[str, Any]
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    for spread in (0.1, 3.0):  # nearly flat, so that thousands are looked at; and peaked
+        logits = torch.randn(12, size, generator=generator) * spread
+        noise = torch.rand(12, size, generator=generator)
+        asked = draw(temperature=0.8, **filters)
+        expected = sample(
+            logits,
+            noise,
+            temperature=torch.full((12,), 0.8),
+            top_k=torch.full((12,), asked.top_k),
+            top_p=torch.full((12,), asked.top_p),
+            min_p=torch.full((12,), asked.min_p),
+        )
+        ours = [draw_token(*row, asked) for row in zip(logits.numpy(), noise.numpy(), strict=True)]
+        assert ours == expected.tolist()
+
+
+def test_tokens_that_are_equally_likely_stay_by_their_ids_on_the_host() -> None:
+    logits, noise = np.zeros(5000, np.float32), np.full(5000, 0.5, np.float32)
+    noise[4999] = 0.99
+    noise[7] = 0.9
+    assert draw_token(logits, noise, draw(temperature=1.0, top_k=8)) == 7
+    assert draw_token(logits, noise, draw(temperature=1.0, top_k=7)) == 0
+    assert draw_token(logits, noise, draw(temperature=1.0, top_p=0.9999)) == 4999
 
 
 @given(draws=st.lists(rows(), min_size=1, max_size=9), seed=st.integers(0, 99))
