@@ -37,6 +37,8 @@ from runtime.scheduler.scheduler import Applied, Scheduler, Step
 from runtime.sequence import Sequence
 from runtime.tokenizer.load import Tokenizer
 
+__all__ = ["Engine", "EngineStats", "Executor"]
+
 
 class Engine:
     """Continuous batching over a prefix cache.

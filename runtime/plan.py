@@ -33,7 +33,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: tuple[float, ...] = ()
 
 
-class Draw(msgspec.Struct, frozen=True, kw_only=True):
+class Draw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How to choose a token behind a slice; the noise comes from (seed, position) alone.
 
     bias_ids, bias  packed int32 ids, each once, and packed float32: added to their logits
@@ -53,7 +53,7 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
     num_logprobs: int | None = None
 
 
-class Slice(msgspec.Struct, frozen=True, kw_only=True):
+class Slice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run of one sequence's tokens to compute.
 
         tokens   │ kept: K/V is there │ to store │

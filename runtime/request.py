@@ -203,7 +203,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             _within("timeout_s", self.timeout_s, 0, MAX_TIMEOUT_S)
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What a request cost so far, in tokens; the same for all of its branches but the last count.
 
     cached_tokens      tokens of the prompt whose K/V was found in the cache at first admission
@@ -219,7 +219,7 @@ class Usage(msgspec.Struct, frozen=True):
     queue_s: float = 0.0
 
 
-class RequestOutput(msgspec.Struct, frozen=True):
+class RequestOutput(msgspec.Struct, frozen=True, gc=False):
     """News of one branch of a request: what came since the last one.
 
     text, token_ids  new output; empty while the prompt is still being computed

@@ -47,7 +47,10 @@ def _gumbel(noise: Array) -> Array:
 def _kept(scaled: Array, draw: Draw) -> Array:
     """Return the ids that the filters leave."""
     size, limit = len(scaled), draw.top_k or len(scaled)
-    weights = np.exp(scaled - scaled.max())
+    most = scaled.max()
+    if not np.isfinite(most):  # it is infinitely likely, or all is lost
+        return np.array([scaled.argmax()])
+    weights = np.exp(scaled - most)
     if not draw.top_k and draw.top_p >= 1:
         return np.flatnonzero(weights >= np.float32(draw.min_p))
     count = min(size, max(FEW, draw.top_k))

@@ -178,6 +178,16 @@ def test_a_row_drawn_on_the_host_is_what_the_operation_draws(
         assert ours == expected.tolist()
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
+def test_a_row_that_is_broken_still_gives_a_token(filters: dict[str, Any]) -> None:
+    noise = np.full(4, 0.5, np.float32)
+    for odd in (math.nan, math.inf):
+        logits = np.array([0, odd, 1, odd], np.float32)
+        assert draw_token(logits, noise, draw(temperature=1.0, **filters)) == 1
+    nothing = np.full(4, -math.inf, np.float32)
+    assert draw_token(nothing, noise, draw(temperature=1.0, **filters)) == 0
+
+
 def test_tokens_that_are_equally_likely_stay_by_their_ids_on_the_host() -> None:
     logits, noise = np.zeros(5000, np.float32), np.full(5000, 0.5, np.float32)
     noise[4999] = 0.99
