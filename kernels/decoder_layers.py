@@ -131,7 +131,7 @@ class DecoderLayers:
             **{name: buffer.data_ptr() for name, buffer in buffers.items()},
         )
         start = lists.data_ptr() + -lists.data_ptr() % 64
-        wrong = library().radixcache_decoder(byref(decoder), start, torch.get_num_threads())
+        wrong = library().radixcache_decoder(byref(decoder), start, plan.threads)
         if wrong >= 0:
             raise wrong_slot(slot_mapping, wrong, decoder.turn.num_slots)
 
