@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from kernels import native
 from radixcache import CacheConfig, RadixCache, pack_tokens
 from runtime.config import EngineConfig
 from runtime.engine import Engine
@@ -123,6 +124,14 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 @pytest.fixture(params=DTYPES.values(), ids=DTYPES.keys())
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture(params=["native", "torch"], autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute with the kernels in C, and as on a machine without a compiler."""
+    if request.param == "native" and not native.available():
+        pytest.skip(native.build().reason)
+    monkeypatch.setenv("RADIXCACHE_KERNELS", request.param)
 
 
 @pytest.fixture(autouse=True)
