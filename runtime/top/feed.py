@@ -53,7 +53,14 @@ class Asked(Protocol):
         """Return the answer.  Raises InvalidRequest, NoAnswer."""
 
 
-def events_of(answer: HTTPResponse) -> Iterator[Snapshot | Change | Sample]:
+class Lines(Protocol):
+    """Whatever gives lines."""
+
+    def readline(self) -> bytes:
+        """Return the next line with its end; nothing at the end of all."""
+
+
+def events_of(answer: Lines) -> Iterator[Snapshot | Change | Sample]:
     """Yield the events of an open feed until it ends; those of other kinds are left out.
 
     Raises OSError or HTTPException where it breaks off, msgspec.DecodeError for what is no event.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from io import BytesIO
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from runtime.errors import InvalidRequest, NoAnswer
-from runtime.top.feed import Lost, Refused
+from runtime.top.feed import Lost, Refused, events_of
 from runtime.top.frame import HEAT, STATES, View, age_text, frame, sparkline, tree_room
 from runtime.top.gauges import Gauges
 from runtime.top.keys import keys_of
@@ -341,6 +342,21 @@ def test_a_node_is_told_in_full_and_what_it_can_not_be_is_told_too() -> None:
         assert "node 1: " in shown(screen)
     screen.press("q")
     assert screen.has_quit
+
+
+def test_events_are_read_whatever_stands_between_them() -> None:
+    wire = (
+        b": a comment\n\nevent: other\ndata: {}\n\nevent: sample\nid: 3\ndata: "
+        + msgspec.json.encode(sample())
+        + b"\r\n\r\ndata: {}\n\nevent: change\ndata: "
+        + msgspec.json.encode(change(2))
+        + b"\n\nevent: change\ndata: cut off"
+    )
+    first, second = events_of(BytesIO(wire))
+    assert isinstance(first, Sample)
+    assert isinstance(second, Change)
+    with pytest.raises(msgspec.DecodeError):
+        list(events_of(BytesIO(b"event: change\ndata: {\n\n")))
 
 
 def test_keys_are_told_apart_however_they_arrive() -> None:
