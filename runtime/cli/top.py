@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 from contextlib import suppress
 
@@ -103,6 +104,7 @@ def _show(server: Server) -> None:
     )
     screen.view.gauges = _gauges(server)
     feed.start()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves the terminal in order
     try:
         with suppress(KeyboardInterrupt), keyboard() as keys:
             show(screen, feed, keys, Console())

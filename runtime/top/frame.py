@@ -247,7 +247,8 @@ def _heat(view: View, node: Node) -> tuple[float, str, str, str]:
     """How long ago a node was used, and how that looks."""
     now = view.gauges.now
     age = max(0.0, (now.time if now else node.used) - node.used)
-    return age, *next(rest for limit, *rest in HEAT if age < limit)  # type: ignore[return-value]
+    sign, word, colour = next(look for limit, *look in HEAT if age < limit)
+    return age, sign, word, colour
 
 
 def _name(node: Node) -> str:

@@ -58,8 +58,11 @@ class Screen:
         """
         if isinstance(event, Refused):
             raise InvalidRequest(event.why)
-        if not self.view.is_paused:
+        if not self.view.is_paused or isinstance(event, Lost):
             self._apply(event)
+        elif isinstance(event, Snapshot):  # nothing before it is of account
+            self.view.status = "live"
+            self._held = deque([event])
         elif len(self._held) < MAX_HELD:
             self._held.append(event)
         else:
