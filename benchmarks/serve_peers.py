@@ -103,7 +103,8 @@ class Comparison:
 
     def _play(self, nodes: Sequence[Node], server: Server, *, limit_s: float) -> Played:
         def send(prompt: list[int], max_tokens: int) -> Answer:
-            return ask(server.port, server.peer.api, prompt, max_tokens)
+            api = server.peer.api
+            return ask(server.port, api, prompt, max_tokens, timeout_s=self._limit_s)
 
         return play(nodes, send, clients=server.peer.clients, limit_s=limit_s)
 

@@ -35,9 +35,7 @@ class Answer(msgspec.Struct, kw_only=True):
     cached: int | None = None
 
 
-def ask(
-    port: int, api: str, prompt: list[int], max_tokens: int, *, timeout_s: float = 120.0
-) -> Answer:
+def ask(port: int, api: str, prompt: list[int], max_tokens: int, *, timeout_s: float) -> Answer:
     """Send a greedy request that does not end early, and read its answer to the end.
 
     timeout_s  that the server may be silent for

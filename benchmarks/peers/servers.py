@@ -60,7 +60,7 @@ PEERS = {
             family="llama",
             dtype="bfloat16",
             api="llama",
-            most={"few-shot": 32, "control": 16},
+            most={"control": 16},
         ),
         Peer(name="llama-q4_1", family="llama", dtype="q4_1", api="llama", most=_SLOW),
         Peer(

@@ -172,9 +172,9 @@ def answering(events: list[dict[str, Any]], bodies: list[dict[str, Any]]) -> Ite
 def test_each_api_tells_its_tokens_and_what_was_cached(api: str) -> None:
     bodies: list[dict[str, Any]] = []
     with answering(EVENTS[api], bodies) as port:
-        answer = ask(port, api, [1, 2, 3], 3)
+        answer = ask(port, api, [1, 2, 3], 3, timeout_s=30)
         with pytest.raises(Refused, match="3 tokens came, 4 were"):
-            ask(port, api, [1, 2, 3], 4)
+            ask(port, api, [1, 2, 3], 4, timeout_s=30)
     assert (answer.tokens, answer.cached) == ([5, 6, 7], 2)
     assert 0 < answer.ttft_s <= answer.total_s
     assert [1, 2, 3] in bodies[0].values()
