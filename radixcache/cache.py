@@ -185,8 +185,7 @@ class RadixCache:
         check_packed(tokens)
         self.expire()
         block_size, old_len = self.config.block_size, lease.num_tokens
-        filled = old_len % block_size
-        new_len = old_len + len(tokens) // TOKEN_BYTES
+        filled, new_len = old_len % block_size, old_len + len(tokens) // TOKEN_BYTES
         needed = -(-new_len // block_size) - len(lease.block_table)
         copies: tuple[BlockCopy, ...] = ()
         shared = bool(filled and tokens) and self.pool.refcount(lease.block_table[-1]) > 1
