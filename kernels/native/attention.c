@@ -10,7 +10,7 @@
 
 #define MAX_DIM 256
 #define LOG2_E 1.44269504f /* weights are powers of two */
-#define FEW_ROWS 12 /* rows that read values where they lie; more copy them once */
+#define FEW_ROWS 12 /* rows that read values of float32 where they lie; more copy them once */
 
 /* Where the keys and values of a tile lie. */
 typedef struct {
@@ -89,7 +89,8 @@ INLINE void copy_values(Dtype dtype, Workspace *w, long dim) {
     for (int step = 0; step < steps; step++) {
         float *to = w->values + step * dim;
         for (long d = 0; d < dim; d += LANES)
-            store(to + d, load_values(dtype, 0, w->at.v, step, d, 0));
+            store(to + d, dtype == FLOAT32 ? load((const float *)w->at.v[step] + d)
+                                           : pair_values(w->at.v, step, d));
         w->at.v[step] = (const char *)to;
     }
 }
@@ -103,8 +104,31 @@ typedef struct {
     int apart;
 } Tile;
 
-/* One tile against rows first … first + rows; `rows`, `dtype` and `copied` are known where inlined. */
-INLINE void attend_block(int rows, Dtype dtype, int copied, const Tile *tile,
+/* The values that row i of a few sees, where the others see more or fewer. */
+INLINE void add_alone(Dtype dtype, const Tile *tile, int i, int seen, const Joint *by,
+                      float *const *to) {
+    Workspace *w = tile->w;
+    Joint alone = {0};
+    if (by) {
+        float shrink = by->shrink[i], weight = by->weight[i];
+        alone = (Joint){all(shrink), all(weight)};
+    }
+    add_values(1, dtype, w->scores + i * TILE, w->at.v, NULL, seen, by ? &alone : NULL, to + i,
+               tile->dim);
+}
+
+static __attribute__((noinline)) void add_alone_float32(const Tile *tile, int i, int seen,
+                                                        const Joint *by, float *const *to) {
+    add_alone(FLOAT32, tile, i, seen, by, to);
+}
+
+static __attribute__((noinline)) void add_alone_bfloat16(const Tile *tile, int i, int seen,
+                                                         const Joint *by, float *const *to) {
+    add_alone(BFLOAT16, tile, i, seen, by, to);
+}
+
+/* One tile against rows first … first + rows; `rows` and `dtype` are known where inlined. */
+INLINE void attend_block(int rows, Dtype dtype, const Tile *tile,
                          const char *const *ahead, int first) {
     Workspace *w = tile->w;
     int seen[MAX_ROWS], fewest = TILE, most = 0;
@@ -119,7 +143,8 @@ INLINE void attend_block(int rows, Dtype dtype, int copied, const Tile *tile,
     Joint by, *joint = tile->apart ? NULL : &by;
     long q_bytes = tile->dim * size_of(dtype);
     score(rows, dtype, w->q + first * q_bytes, q_bytes, w->keys, w->scores);
-    weigh(rows, dtype, w->scores, all(tile->scale), seen, &marks);
+    (dtype == FLOAT32 ? weigh_float32 : weigh_bfloat16)(rows, w->scores, tile->scale, seen,
+                                                        &marks);
     v16 top = load(marks.top), mass = load(marks.mass);
     if (joint) {
         top = load(w->top + first);
@@ -134,22 +159,19 @@ INLINE void attend_block(int rows, Dtype dtype, int copied, const Tile *tile,
     }
     float *const *to = w->to + first;
     if (fewest == most) {
-        add_values(rows, dtype, copied, w->scores, w->at.v, ahead, most, joint, to, tile->dim);
+        add_values(rows, dtype, w->scores, w->at.v, ahead, most, joint, to, tile->dim);
         return;
     }
-    for (int i = 0; i < rows; i++) {
-        if (!seen[i]) continue;
-        float shrink = by.shrink[i], weight = by.weight[i];
-        Joint alone = {all(shrink), all(weight)};
-        add_values(1, dtype, copied, w->scores + i * TILE, w->at.v, NULL, seen[i],
-                   joint ? &alone : NULL, to + i, tile->dim);
-    }
+    for (int i = 0; i < rows; i++)
+        if (seen[i])
+            (dtype == FLOAT32 ? add_alone_float32 : add_alone_bfloat16)(tile, i, seen[i], joint,
+                                                                        to);
 }
 
 #define CASE(n) \
-    case n: attend_block(n, dtype, copied, tile, ahead, first); break;
+    case n: attend_block(n, dtype, tile, ahead, first); break;
 
-INLINE void attend_rows(int rows, Dtype dtype, int copied, const Tile *tile,
+INLINE void attend_rows(int rows, Dtype dtype, const Tile *tile,
                         const char *const *ahead, int first) {
     switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 }
@@ -157,21 +179,17 @@ INLINE void attend_rows(int rows, Dtype dtype, int copied, const Tile *tile,
 /* One tile against the rows of one key head, from `first` on. */
 INLINE void attend_tile(Dtype dtype, const Tile *tile, int first, int rows) {
     Workspace *w = tile->w;
-    long steps = tile->dim * size_of(dtype) / 4;
-    int copied = rows > FEW_ROWS, blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    if (copied) {
-        transpose_keys(w->at.k, NULL, steps, w->keys);
-        copy_values(dtype, w, tile->dim);
-    } else transpose_keys(w->at.k, w->ahead.k, steps, w->keys);
+    long bytes = tile->dim * size_of(dtype);
+    int few = rows <= FEW_ROWS, blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    transpose_keys(w->at.k, few ? w->ahead.k : NULL, bytes / 4, w->keys);
+    if (!few || dtype == BFLOAT16) copy_values(dtype, w, tile->dim);
     for (int block = 0; block < blocks; block++) {
         int from = first + rows * block / blocks, end = first + rows * (block + 1) / blocks;
-        if (copied) {
-            for (int i = TILE * block / blocks; i < TILE * (block + 1) / blocks; i++) {
-                expect(w->ahead.k[i], 4 * steps);
-                expect(w->ahead.v[i], 4 * steps);
-            }
-            attend_rows(end - from, dtype, 1, tile, NULL, from);
-        } else attend_rows(end - from, dtype, 0, tile, w->ahead.v, from);
+        for (int i = TILE * block / blocks; !few && i < TILE * (block + 1) / blocks; i++) {
+            expect(w->ahead.k[i], bytes);
+            expect(w->ahead.v[i], bytes);
+        }
+        attend_rows(end - from, dtype, tile, few ? w->ahead.v : NULL, from);
     }
 }
 

@@ -79,10 +79,11 @@ INLINE v16 sum_of_lanes(v16 x) {
 /* Turn sixteen rows of sixteen numbers into columns. */
 INLINE void transpose16(v16 x[16]) {
     v16 y[16];
+    i16 lower = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
     UNROLL
     for (int i = 0; i < 16; i += 2) {
-        y[i] = __builtin_shuffle(x[i], x[i + 1], (i16){0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29});
-        y[i + 1] = __builtin_shuffle(x[i], x[i + 1], (i16){2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31});
+        y[i] = __builtin_shuffle(x[i], x[i + 1], lower);
+        y[i + 1] = __builtin_shuffle(x[i], x[i + 1], lower + 2);
     }
     i16 low = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
     UNROLL
@@ -127,8 +128,9 @@ INLINE void transpose_steps(const char *const *rows, const char *const *ahead, l
 }
 
 /* Lay out keys as [steps][TILE], a step being four bytes of each; ask for those after them. */
-INLINE void transpose_keys(const char *const *rows, const char *const *ahead, long steps,
-                           float *keys) {
+static __attribute__((noinline)) void transpose_keys(const char *const *rows,
+                                                     const char *const *ahead, long steps,
+                                                     float *keys) {
     for (long step = 0; step < steps; step += LANES, keys += LANES * TILE) {
         if (steps - step >= LANES) transpose_steps(rows, ahead, 4 * step, LANES, keys);
         else transpose_steps(rows, ahead, 4 * step, LANES / 2, keys);
@@ -161,7 +163,8 @@ INLINE void score(int rows, Dtype dtype, const char *q, long q_bytes, const floa
         }
         UNROLL
         for (int i = 0; i < rows; i++)
-            for (int j = 0; j < COLUMNS; j++) store(scores + i * TILE + first + j * LANES, sums[i][j]);
+            for (int j = 0; j < COLUMNS; j++)
+                store(scores + i * TILE + first + j * LANES, sums[i][j]);
     }
 }
 
@@ -188,12 +191,12 @@ INLINE v16 keep_weights(Dtype dtype, float *row, int j, v16 weights) {
 /* Turn the scores of rows into weights against the largest of the tile.
 
    seen  keys of the tile that each row sees */
-INLINE void weigh(int rows, Dtype dtype, float *scores, v16 scale, const int *seen, Marks *marks) {
-    UNROLL
+INLINE void weigh(Dtype dtype, int rows, float *scores, float scale, const int *seen,
+                  Marks *marks) {
     for (int i = 0; i < rows; i++, scores += TILE) {
         v16 s[TILE / LANES];
         UNROLL
-        for (int j = 0; j < TILE / LANES; j++) s[j] = load(scores + j * LANES) * scale;
+        for (int j = 0; j < TILE / LANES; j++) s[j] = load(scores + j * LANES) * all(scale);
         if (seen[i] < TILE) {
             i16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
             UNROLL
@@ -207,6 +210,16 @@ INLINE void weigh(int rows, Dtype dtype, float *scores, v16 scale, const int *se
         marks->top[i] = top[0];
         marks->mass[i] = sum_of_lanes((s[0] + s[1]) + (s[2] + s[3]))[0];
     }
+}
+
+static __attribute__((noinline)) void weigh_float32(int rows, float *scores, float scale,
+                                                    const int *seen, Marks *marks) {
+    weigh(FLOAT32, rows, scores, scale, seen, marks);
+}
+
+static __attribute__((noinline)) void weigh_bfloat16(int rows, float *scores, float scale,
+                                                     const int *seen, Marks *marks) {
+    weigh(BFLOAT16, rows, scores, scale, seen, marks);
 }
 
 /* How a tile joins those before it: sums become sums · shrink + the tile's · weight. */
@@ -227,30 +240,20 @@ INLINE v16 join_sums(v16 sums, v16 tile_sums, v16 shrink, v16 weight) {
     return fma16(tile_sums, weight, sums * shrink);
 }
 
-/* Sixteen values of one step: of a key, or of a pair of keys in bfloat16.
-
-   copied  whether pairs lie side by side in rows of their own
-   half    whether the second key of a pair is left out */
-INLINE v16 load_values(Dtype dtype, int copied, const char *const *values, long step, long column,
-                       int half) {
-    u16 x;
-    if (dtype == FLOAT32 || copied) {
-        memcpy(&x, values[step] + 4 * column, sizeof x);
-        return (v16)(half ? x & 0xffff : x);
-    }
+/* Sixteen values of a pair of keys in bfloat16, side by side. */
+INLINE v16 pair_values(const char *const *values, long pair, long column) {
     half16 one, other;
-    memcpy(&one, values[2 * step] + 2 * column, sizeof one);
-    x = __builtin_convertvector(one, u16);
-    if (half) return (v16)x;
-    memcpy(&other, values[2 * step + 1] + 2 * column, sizeof other);
-    return (v16)(x | __builtin_convertvector(other, u16) << 16);
+    memcpy(&one, values[2 * pair] + 2 * column, sizeof one);
+    memcpy(&other, values[2 * pair + 1] + 2 * column, sizeof other);
+    return (v16)(__builtin_convertvector(one, u16) | __builtin_convertvector(other, u16) << 16);
 }
 
 /* The values of the first `seen` keys of a tile by their weights, for some rows and columns.
 
-   ahead  rows of the next tile to ask for, or NULL
+   values rows of keys, or of pairs of keys in bfloat16
+   ahead  values of the next tile to ask for, or NULL
    by     how the tile joins the sums in `to`; NULL to write its own there */
-INLINE void add_columns(int rows, int columns, Dtype dtype, int copied, const float *weights,
+INLINE void add_columns(int rows, int columns, Dtype dtype, const float *weights,
                         const char *const *values, const char *const *ahead, long column, int seen,
                         const Joint *by, float *const *to) {
     v16 total[MAX_ROWS][COLUMNS];
@@ -262,7 +265,7 @@ INLINE void add_columns(int rows, int columns, Dtype dtype, int copied, const fl
         v16 v[COLUMNS];
         UNROLL
         for (int j = 0; j < columns; j++)
-            v[j] = load_values(dtype, copied, values, step, column + j * LANES, 0);
+            v[j] = load((const float *)values[step] + column + j * LANES);
         for (int key = 0; ahead && key < keys; key++)
             expect(ahead[keys * step + key] + column * size_of(dtype),
                    columns * LANES * size_of(dtype));
@@ -276,7 +279,8 @@ INLINE void add_columns(int rows, int columns, Dtype dtype, int copied, const fl
         int step = seen / keys;
         UNROLL
         for (int j = 0; j < columns; j++) {
-            v16 v = load_values(dtype, copied, values, step, column + j * LANES, 1);
+            v16 v = load((const float *)values[step] + column + j * LANES);
+            v = (v16)((u16)v & 0xffff); /* the second of the pair is not seen */
             for (int i = 0; i < rows; i++)
                 total[i][j] = add_step(dtype, total[i][j], splat(weights + i * TILE + step), v);
         }
@@ -292,12 +296,12 @@ INLINE void add_columns(int rows, int columns, Dtype dtype, int copied, const fl
         }
 }
 
-INLINE void add_values(int rows, Dtype dtype, int copied, const float *weights,
+INLINE void add_values(int rows, Dtype dtype, const float *weights,
                        const char *const *values, const char *const *ahead, int seen,
                        const Joint *by, float *const *to, long dim) {
     long column = 0;
     for (; column + COLUMNS * LANES <= dim; column += COLUMNS * LANES)
-        add_columns(rows, COLUMNS, dtype, copied, weights, values, ahead, column, seen, by, to);
+        add_columns(rows, COLUMNS, dtype, weights, values, ahead, column, seen, by, to);
     for (; column < dim; column += LANES)
-        add_columns(rows, 1, dtype, copied, weights, values, ahead, column, seen, by, to);
+        add_columns(rows, 1, dtype, weights, values, ahead, column, seen, by, to);
 }
