@@ -65,8 +65,12 @@ def test_prefill_decode_and_shared_prefixes_give_each_request_its_own_bits(
 
         return call
 
-    for module in ("_attention_work", "_attention_triton"):  # short splits for a slow interpreter
-        monkeypatch.setattr(f"kernels.{module}.SPLIT", 64)
+    for module in (
+        "_attention_work",
+        "_attention_triton",
+        "shared_prefix_attention",
+    ):  # short splits for a slow interpreter
+        monkeypatch.setattr(importlib.import_module(f"kernels.{module}"), "SPLIT", 64)
     for name in OPERATIONS:
         monkeypatch.setattr(attention, name, counted(name))
     config = tiny_config(num_layers=1, num_heads=2, max_len=160)
