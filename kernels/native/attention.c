@@ -254,7 +254,8 @@ static void carry(const AttentionStep *s, Workspace *w, long r, long head, int b
 }
 
 /* Send the tile's sums and marks to parts of their own. */
-static void part_rows(const AttentionStep *s, const Item *item, Workspace *w, long rows, long tile) {
+static void part_rows(const AttentionStep *s, const Item *item, Workspace *w, long rows,
+                      long tile) {
     for (long r = 0; r < rows; r++) {
         long at = part_of(s, w->rows[r], head_of(s, item, r), tile);
         w->to[r] = s->part_sums + at * s->head_dim;
