@@ -7,6 +7,7 @@ runtime: server ──► engine ──► scheduler ─────────
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,21 @@ def test_files_and_functions_stay_short(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             limit = MAX_TRITON_LINES if is_triton(node) else MAX_FUNCTION_LINES
             assert num_lines(node) <= limit, f"{node.name} has {num_lines(node)} lines"
+
+
+C_FILES = sorted((ROOT / "kernels" / "native").glob("*.[ch]"))
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name_of)
+def test_files_and_functions_in_c_stay_short_and_begin_with_what_they_own(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= MAX_FILE_LINES
+    assert max(map(len, text.splitlines())) <= 100
+    head = text.partition("*/")[0]
+    assert head.startswith("/* ")
+    assert "Owns: " in head
+    for function in re.findall(r"^[\w].*\{\n(?:.*\n)*?\}", text, re.MULTILINE):
+        assert function.count("\n") < MAX_FUNCTION_LINES, function.partition("\n")[0]
 
 
 def is_triton(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

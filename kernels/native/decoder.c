@@ -1,7 +1,7 @@
 /* Layers of a Llama-like decoder, one after another, in one call.
 
-   Owns: the order of a layer's operations, as runtime/models/llama.py has it.  Does not know: how an
-   operation works.
+   Owns: the order of a layer's operations, as runtime/models/llama.py has it.  Does not know: how
+   an operation works.
    Idea: a step of one row has thousands of small lists of work.  Called one by one each would wake
    the threads anew and hold the interpreter's lock in between; here they wake once a step. */
 

@@ -113,9 +113,11 @@ INLINE void turn_token(Dtype dtype, const Turn *t, long token) {
     long slot = t->slots[token];
     if (slot < 0) return;
     long place = slot / t->block_size * t->block_stride + slot % t->block_size * t->slot_stride;
-    for (long head = 0; head < t->kv_heads; head++, from += t->head_stride, place += t->pool_head_stride) {
+    for (long head = 0; head < t->kv_heads; head++) {
         turn_head(dtype, from, cos, sin, t->k_pool + place, half);
-        memcpy(t->v_pool + place, from + t->kv_heads * t->head_stride, width);
+        memcpy(t->v_pool + place, from + t->kv_heads * t->head_stride, (size_t)width);
+        from += t->head_stride;
+        place += t->pool_head_stride;
     }
 }
 
@@ -138,8 +140,9 @@ long first_wrong_slot(const Turn *turn) {
 
 /* Returns the first token whose slot is past the pool, having written nothing; else -1. */
 long radixcache_rotary_store(const Turn *turn, long threads) {
-    long wrong = first_wrong_slot(turn), width = (turn->heads + 2 * turn->kv_heads) * turn->head_dim;
-    if (wrong < 0)
-        work_once(turn_and_store, turn, turn_items(turn), threads_for(turn->tokens, width, threads));
-    return wrong;
+    long wrong = first_wrong_slot(turn);
+    if (wrong >= 0) return wrong;
+    long width = (turn->heads + 2 * turn->kv_heads) * turn->head_dim;
+    work_once(turn_and_store, turn, turn_items(turn), threads_for(turn->tokens, width, threads));
+    return -1;
 }

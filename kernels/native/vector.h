@@ -113,7 +113,8 @@ INLINE v16 choose(i16 where, v16 yes, v16 no) {
 
 INLINE v16 max16(v16 a, v16 b) { return choose(a > b, a, b); }
 
-/* e to the power of x within 2 units in the last place; 0 below -86, infinite above 88; a NaN stays.
+/* e to the power of x, within 2 units in the last place.  0 below -86, infinite above 88, and a NaN
+   stays.
    Source: Cody and Waite's reduction by ln 2 in two parts, and a polynomial of degree 6. */
 INLINE v16 exp16(v16 x) {
     v16 shift = all(12582912.0f); /* 1.5 · 2^23: adding it rounds to an integer */
