@@ -6,7 +6,7 @@ At the shape of the default model (9 heads of 64, 3 of keys), one layer at a tim
 many layers, so that no cache holds what is read.  Plans are made before the clock runs.  Backends
 alternate within a run; shown is the least CPU time, which a process does not lose to others on the
 same core, and the floor: the products at the rate of a large matrix product, or the bytes of K and
-V at the rate of a long sum, whichever takes longer.
+V at the rate of a long sum, whichever takes longer, both in CPU time too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from limits import Limits, measure_limits
 
 from kernels import (
     Scratch,
@@ -38,6 +37,32 @@ from kernels import (
 
 KV_HEADS, GROUP, DIM, BLOCK = 3, 3, 64, 16
 LAYERS = 12
+
+
+class Rates(NamedTuple):
+    """What a second of CPU time does at best."""
+
+    flop: float
+    read_bytes: float
+
+    @classmethod
+    def measured(cls, dtype: torch.dtype, runs: int) -> Rates:
+        """Measure a product of 512 × 2048 × 2048, and a sum over 256 MB."""
+        x, w = (torch.randn(n, 2048).to(dtype) for n in (512, 2048))
+        long = torch.ones(64 << 20)
+        product = least_seconds(lambda: torch.nn.functional.linear(x, w), runs)
+        return cls(2 * 512 * 2048 * 2048 / product, long.nbytes / least_seconds(long.sum, runs))
+
+
+def least_seconds(function: Callable[[], object], runs: int) -> float:
+    """Return the least CPU seconds of a call, after one to warm up."""
+    function()
+    spent = []
+    for _ in range(runs):
+        began = time.process_time()
+        function()
+        spent.append(time.process_time() - began)
+    return min(spent)
 
 
 class Case(NamedTuple):
@@ -54,12 +79,12 @@ class Case(NamedTuple):
         """Keys of a sequence."""
         return self.shared + self.own + self.new
 
-    def floor_s(self, limits: Limits, size: int) -> float:
+    def floor_s(self, rates: Rates, size: int) -> float:
         """Return the least seconds of a layer."""
         pairs = self.batch * (self.new * (self.length - self.new) + self.new * (self.new + 1) / 2)
         keys = self.shared + self.batch * (self.length - self.shared)
-        products = 4 * KV_HEADS * GROUP * DIM * pairs / limits.matmul_flop_s
-        return max(products, 2 * keys * KV_HEADS * DIM * size / limits.read_bytes_s)
+        products = 4 * KV_HEADS * GROUP * DIM * pairs / rates.flop
+        return max(products, 2 * keys * KV_HEADS * DIM * size / rates.read_bytes)
 
 
 CASES = (
@@ -123,11 +148,10 @@ def main() -> None:
     rows = []
     print(f"{'':36} {'dtype':9} {'native':>8} {'torch':>8} {'floor':>8}   ms of CPU a layer")
     for dtype in (torch.float32, torch.bfloat16):
-        limits = measure_limits(dtype)
+        rates = Rates.measured(dtype, options.runs)
         for case in CASES:
             times = {name: s * 1e3 for name, s in seconds_a_layer(case, dtype, options.runs)}
-            # CPU time of all threads, against the floor of all
-            times["floor"] = case.floor_s(limits, dtype.itemsize) * 1e3 * options.threads
+            times["floor"] = case.floor_s(rates, dtype.itemsize) * 1e3
             name = str(dtype).removeprefix("torch.")
             columns = " ".join(f"{ms:8.3f}" for ms in times.values())
             print(f"{case.name:36} {name:9} {columns}", flush=True)
