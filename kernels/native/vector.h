@@ -46,33 +46,52 @@ INLINE v16 all(float x) { return splat(&x); }
 
 INLINE v16 widen(half16 x) { return (v16)(__builtin_convertvector(x, u16) << 16); }
 
-/* Round to the nearest bfloat16, to the even one of two; a NaN stays one. */
+/* Round to the nearest bfloat16, to the even one of two; a NaN stays one.  The instruction takes
+   numbers below the smallest normal one for 0. */
 INLINE half16 narrow(v16 x) {
+#if defined(__AVX512BF16__)
+    return (half16)_mm512_cvtneps_pbh((__m512)x);
+#else
     u16 bits = (u16)x, nan = (u16)(x != x);
     u16 rounded = bits + 0x7fff + ((bits >> 16) & 1);
     u16 chosen = (nan & (bits | 0x400000)) | (~nan & rounded);
     return __builtin_convertvector(chosen >> 16, half16);
+#endif
 }
 
-/* `count` numbers from `from` on, as float32; the lanes beyond are 0. */
-INLINE v16 load_some(Dtype dtype, const void *from, long count) {
-    if (dtype == FLOAT32) {
-        v16 x = {0};
-        memcpy(&x, from, count >= LANES ? sizeof x : (size_t)count * 4);
-        return x;
-    }
-    half16 x = {0};
-    memcpy(&x, from, count >= LANES ? sizeof x : (size_t)count * 2);
+/* Sixteen numbers as float32. */
+INLINE v16 load_as(Dtype dtype, const void *from) {
+    if (dtype == FLOAT32) return load(from);
+    half16 x;
+    memcpy(&x, from, sizeof x);
     return widen(x);
 }
 
-INLINE void store_some(Dtype dtype, void *to, v16 x, long count) {
+INLINE void store_as(Dtype dtype, void *to, v16 x) {
     if (dtype == FLOAT32) {
-        memcpy(to, &x, count >= LANES ? sizeof x : (size_t)count * 4);
+        store(to, x);
         return;
     }
     half16 y = narrow(x);
-    memcpy(to, &y, count >= LANES ? sizeof y : (size_t)count * 2);
+    memcpy(to, &y, sizeof y);
+}
+
+/* `count` numbers, at most sixteen that count; the lanes beyond are 0. */
+INLINE v16 load_some(Dtype dtype, const void *from, long count) {
+    if (count >= LANES) return load_as(dtype, from); /* a copy of a fixed size is one instruction */
+    char padded[LANES * 4] = {0};
+    memcpy(padded, from, (size_t)(count * size_of(dtype)));
+    return load_as(dtype, padded);
+}
+
+INLINE void store_some(Dtype dtype, void *to, v16 x, long count) {
+    if (count >= LANES) {
+        store_as(dtype, to, x);
+        return;
+    }
+    char padded[LANES * 4];
+    store_as(dtype, padded, x);
+    memcpy(to, padded, (size_t)(count * size_of(dtype)));
 }
 
 /* Round as storing in `dtype` does, and go on in float32. */
