@@ -26,8 +26,14 @@ from kernels.native.records import Decoder, Layer
 from kernels.norm_rope import check_angles
 from kernels.scratch import Scratch
 
-LISTS: Final = 12
-"""Lists of work in a layer, at most; of 128 bytes each."""
+PART_ROWS: Final = 512
+"""Rows that go through half a layer together: what they leave for each other stays in caches."""
+
+LISTS: Final = 3
+"""Lists of attention's work in a layer, at most; of 128 bytes each, as all are."""
+
+LISTS_OF_PART: Final = 8
+"""Lists of the rest of a layer, for each part of the rows."""
 
 
 class LayerWeights(Protocol):
@@ -106,17 +112,21 @@ class DecoderLayers:
             return
         ffn = first.down.shape[1]
         take = self._scratch.take
-        mixed = take("mixed", tokens, first.qkv.shape[0] // heads.dim, heads.dim)
+        part = min(tokens, PART_ROWS)
+        mixed = take("mixed", part, first.qkv.shape[0] // heads.dim, heads.dim)
         buffers = {
-            "normed": take("normed", tokens, hidden),
+            "normed": take("normed", part, hidden),
             "mixed": mixed,
             "attended": take("attended", tokens, width),
-            "gate_up": take("gate_up", tokens, 2 * ffn),
-            "gated": take("gated", tokens, ffn),
+            "gate_up": take("gate_up", part, 2 * ffn),
+            "gated": take("gated", part, ffn),
         }
         q = take("q", tokens, width // heads.dim, heads.dim)
-        lists = self._lists.take("lists", len(self._layers) * LISTS * 16 + 8).zero_()
+        num_lists = LISTS + LISTS_OF_PART * -(-tokens // part)
+        lists = self._lists.take("lists", len(self._layers) * num_lists * 16 + 8).zero_()
         attended = buffers["attended"].view(q.shape)
+        turn = turn_record(mixed, cos, sin, k_pool, v_pool, slot_mapping, q)
+        turn.tokens = tokens
         decoder = Decoder(
             layers=ctypes.addressof(self._records),
             residual=residual.data_ptr(),
@@ -124,9 +134,10 @@ class DecoderLayers:
             num_layers=len(self._layers),
             hidden=hidden,
             ffn=ffn,
+            part=part,
             pool_stride=pools.stride(0) * pools.element_size(),
             eps=self._eps,
-            turn=turn_record(mixed, cos, sin, k_pool, v_pool, slot_mapping, q),
+            turn=turn,
             attention=attention_record(q, k_pool, v_pool, attended, self._scale, plan),
             **{name: buffer.data_ptr() for name, buffer in buffers.items()},
         )

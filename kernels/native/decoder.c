@@ -17,64 +17,96 @@ typedef struct {
     const char *gate_up, *down;
 } Layer;
 
-/* Rows are dense; the buffers hold one row a token. */
+/* Rows are dense.  What only a part of the rows needs at a time has room for one part. */
 typedef struct {
     const Layer *layers;
     char *residual, *added; /* [tokens][hidden], both in and out */
-    char *normed;           /* [tokens][hidden] */
-    char *mixed, *attended; /* [tokens][(heads + 2 kv_heads) dim], [tokens][heads dim] */
-    char *gate_up, *gated;  /* [tokens][2 ffn] and [tokens][ffn] */
+    char *normed;           /* [part][hidden] */
+    char *mixed;            /* [part][(heads + 2 kv_heads) dim] */
+    char *attended;         /* [tokens][heads dim] */
+    char *gate_up, *gated;  /* [part][2 ffn] and [part][ffn] */
     long num_layers, hidden, ffn;
+    long part;           /* rows that go through half a layer together, to stay in the caches */
     long pool_stride;    /* bytes from a layer's K and V to the next layer's */
     Turn turn;           /* of the first layer, from `mixed` */
     Attention attention; /* of the first layer, to `attended` */
     float eps;
 } Decoder;
 
-static void norm(Team *team, const Decoder *d, const char *weight) {
-    long stride = d->hidden * size_of(d->turn.dtype);
-    Norm n = {d->added, weight, d->residual, d->normed, stride, stride, stride,
-              d->turn.tokens, d->hidden, d->turn.dtype, d->eps};
+/* Rows first … first + count of the step. */
+typedef struct {
+    long first, count;
+} Part;
+
+static void norm(Team *team, const Decoder *d, Part part, const char *weight) {
+    long stride = d->hidden * size_of(d->turn.dtype), from = part.first * stride;
+    Norm n = {d->added + from, weight, d->residual + from, d->normed, stride, stride, stride,
+              part.count, d->hidden, d->turn.dtype, d->eps};
     work_together(team, normalise, &n, norm_items(&n));
 }
 
-static void product(Team *team, const Decoder *d, const char *x, long inputs, const char *weight,
-                    const char *bias, char *out, long outputs) {
+static void product(Team *team, const Decoder *d, long rows, const char *x, long inputs,
+                    const char *weight, const char *bias, char *out, long outputs) {
     long size = size_of(d->turn.dtype);
     Product p = {x, weight, bias, out, inputs * size, outputs * size,
-                 d->turn.tokens, outputs, inputs, d->turn.dtype};
+                 rows, outputs, inputs, d->turn.dtype};
     work_together(team, multiply, &p, product_items(&p));
 }
 
+/* From what came before to queries, and to keys and values in their slots. */
+static void before_attention(Team *team, const Decoder *d, long index, Part part) {
+    const Layer *layer = d->layers + index;
+    Turn turn = d->turn;
+    long outputs = (turn.heads + 2 * turn.kv_heads) * turn.head_dim;
+    norm(team, d, part, layer->attention_norm);
+    product(team, d, part.count, d->normed, d->hidden, layer->qkv, layer->qkv_bias, d->mixed,
+            outputs);
+    turn.tokens = part.count;
+    turn.cos += part.first * turn.angle_stride;
+    turn.sin += part.first * turn.angle_stride;
+    turn.slots += part.first;
+    turn.q += part.first * turn.q_stride;
+    turn.k_pool += index * d->pool_stride;
+    turn.v_pool += index * d->pool_stride;
+    work_together(team, turn_and_store, &turn, turn_items(&turn));
+}
+
+/* From what was attended to what the next layer adds. */
+static void after_attention(Team *team, const Decoder *d, long index, Part part) {
+    const Layer *layer = d->layers + index;
+    long size = size_of(d->turn.dtype), width = d->turn.heads * d->turn.head_dim;
+    char *added = d->added + part.first * d->hidden * size;
+    product(team, d, part.count, d->attended + part.first * width * size, width, layer->out,
+            layer->out_bias, added, d->hidden);
+    norm(team, d, part, layer->ffn_norm);
+    product(team, d, part.count, d->normed, d->hidden, layer->gate_up, NULL, d->gate_up,
+            2 * d->ffn);
+    Gate gate = {d->gate_up, d->gated, 2 * d->ffn * size, d->ffn * size,
+                 part.count, d->ffn, d->turn.dtype};
+    work_together(team, open_gates, &gate, gate_items(&gate));
+    product(team, d, part.count, d->gated, d->ffn, layer->down, NULL, added, d->hidden);
+}
+
+static Part part_at(const Decoder *d, long first) {
+    long left = d->turn.tokens - first;
+    return (Part){first, left < d->part ? left : d->part};
+}
+
 static void decode(Team *team, const Decoder *d) {
-    const Turn *first = &d->turn;
-    long size = size_of(first->dtype);
-    long width = first->heads * first->head_dim, kv_width = first->kv_heads * first->head_dim;
     for (long i = 0; i < d->num_layers; i++) {
-        const Layer *layer = d->layers + i;
-        norm(team, d, layer->attention_norm);
-        product(team, d, d->normed, d->hidden, layer->qkv, layer->qkv_bias, d->mixed,
-                width + 2 * kv_width);
-        Turn turn = *first;
-        turn.k_pool += i * d->pool_stride;
-        turn.v_pool += i * d->pool_stride;
-        work_together(team, turn_and_store, &turn, turn_items(&turn));
+        for (long first = 0; first < d->turn.tokens; first += d->part)
+            before_attention(team, d, i, part_at(d, first));
         Attention attention = d->attention;
         attention.k += i * d->pool_stride;
         attention.v += i * d->pool_stride;
         attend_together(team, &attention);
-        product(team, d, d->attended, width, layer->out, layer->out_bias, d->added, d->hidden);
-        norm(team, d, layer->ffn_norm);
-        product(team, d, d->normed, d->hidden, layer->gate_up, NULL, d->gate_up, 2 * d->ffn);
-        Gate gate = {d->gate_up, d->gated, 2 * d->ffn * size, d->ffn * size,
-                     first->tokens, d->ffn, first->dtype};
-        work_together(team, open_gates, &gate, gate_items(&gate));
-        product(team, d, d->gated, d->ffn, layer->down, NULL, d->added, d->hidden);
+        for (long first = 0; first < d->turn.tokens; first += d->part)
+            after_attention(team, d, i, part_at(d, first));
     }
 }
 
-/* `lists` are 12 a layer, zeroed.  Returns the first token whose slot is past the pool, having
-   computed nothing; else -1. */
+/* `lists` are 3 a layer and 8 a part of it, zeroed.  Returns the first token whose slot is past the
+   pool, having computed nothing; else -1. */
 long radixcache_decoder(const Decoder *decoder, List *lists, long threads) {
     long wrong = first_wrong_slot(&decoder->turn);
     if (wrong >= 0) return wrong;

@@ -107,7 +107,7 @@ class Decoder(ctypes.Structure):
 
     _fields_ = (
         *fields(_POINTER, "layers residual added normed mixed attended gate_up gated"),
-        *fields(_LONG, "num_layers hidden ffn pool_stride"),
+        *fields(_LONG, "num_layers hidden ffn part pool_stride"),
         ("turn", Turn),
         ("attention", Attention),
         ("eps", _FLOAT),

@@ -136,11 +136,17 @@ def run(stack: DecoderLayers, step: Step, scratch: Scratch) -> None:
     stack.run(step.added, step.residual, step.cos, step.sin, step.pools, step.slots, plan)
 
 
+@pytest.mark.parametrize("part_rows", [16, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 def test_the_bits_are_those_of_the_operations_one_by_one(
-    dtype: torch.dtype, biased: bool, num_threads: int
+    dtype: torch.dtype,
+    biased: bool,
+    part_rows: int,
+    num_threads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("kernels.decoder_layers.PART_ROWS", part_rows)
     torch.manual_seed(3)
     layers = random_layers(3, dtype, biased=biased)
     stack, scratch = fused(layers, dtype), Scratch(torch.device("cpu"))
