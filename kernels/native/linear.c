@@ -19,6 +19,16 @@ INLINE v16 add_step(Dtype dtype, v16 total, v16 x, v16 w) {
     return dtype == FLOAT32 ? fma16(x, w, total) : dot_pairs(total, x, w);
 }
 
+/* Write sixteen sums of a row, or as many as there are outputs.  Not inlined: where the compiler
+   sees what becomes of the sums, it keeps half of them in memory. */
+static __attribute__((noinline)) void finish(const Product *p, v16 sums, long row, long column) {
+    Dtype dtype = (Dtype)p->dtype;
+    long size = size_of(dtype), count = p->outputs - column;
+    if (count <= 0) return;
+    if (p->bias) sums += load_some(dtype, p->bias + column * size, count);
+    store_some(dtype, p->out + row * p->out_stride + column * size, sums, count);
+}
+
 /* `rows` rows times one panel; `rows` and `dtype` are known where this is inlined. */
 INLINE void multiply_tile(int rows, Dtype dtype, const Product *p, long first, long panel) {
     long steps = (p->inputs * size_of(dtype)) / 4, odd = dtype == BFLOAT16 && p->inputs % 2;
@@ -27,14 +37,21 @@ INLINE void multiply_tile(int rows, Dtype dtype, const Product *p, long first, l
     v16 low[MAX_ROWS], high[MAX_ROWS];
     UNROLL
     for (int i = 0; i < rows; i++) low[i] = high[i] = (v16){0};
+    const char *at[(MAX_ROWS + 2) / 3]; /* of every third row: more addresses than these spill */
+    UNROLL
+    for (int i = 0; i < rows; i += 3) at[i / 3] = x + i * p->x_stride;
     for (long k = 0; k < steps; k++, w += PANEL) {
         v16 w0 = load(w), w1 = load(w + LANES);
+        long stride = p->x_stride;
+        HIDE(stride); /* or the compiler adds it up for each row beforehand */
         UNROLL
         for (int i = 0; i < rows; i++) {
-            v16 value = splat(x + i * p->x_stride + 4 * k);
+            v16 value = splat(at[i / 3] + i % 3 * stride);
             low[i] = add_step(dtype, low[i], value, w0);
             high[i] = add_step(dtype, high[i], value, w1);
         }
+        UNROLL
+        for (int i = 0; i < rows; i += 3) at[i / 3] += 4;
     }
     if (odd) {
         v16 w0 = load(w), w1 = load(w + LANES);
@@ -46,19 +63,10 @@ INLINE void multiply_tile(int rows, Dtype dtype, const Product *p, long first, l
             high[i] = add_step(dtype, high[i], splat(&last), w1);
         }
     }
-    long column = panel * PANEL, size = size_of(dtype), count = p->outputs - column;
-    char *out = p->out + first * p->out_stride + column * size;
-    v16 bias[2] = {{0}, {0}};
-    for (int half = 0; p->bias && half < 2; half++) {
-        long some = count - half * LANES;
-        if (some > 0) bias[half] = load_some(dtype, p->bias + (column + half * LANES) * size, some);
-    }
     UNROLL
-    for (int i = 0; i < rows; i++, out += p->out_stride) {
-        store_some(dtype, out, p->bias ? low[i] + bias[0] : low[i], count);
-        if (count > LANES)
-            store_some(dtype, out + LANES * size, p->bias ? high[i] + bias[1] : high[i],
-                       count - LANES);
+    for (int i = 0; i < rows; i++) {
+        finish(p, low[i], first + i, panel * PANEL);
+        finish(p, high[i], first + i, panel * PANEL + LANES);
     }
 }
 

@@ -17,6 +17,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 #define LANES 16
+#define HIDE(x) __asm__("" : "+r"(x)) /* the compiler knows x no more */
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
