@@ -90,27 +90,12 @@ class DecoderLayers:
         Raises IndexError for a slot past the pool, before anything is computed, and ValueError or
         TypeError for arguments that do not fit together.
         """
-        if not isinstance(plan, NativePlan):
-            raise TypeError(
-                f"plan is a {type(plan).__name__}, made for another backend than native"
-            )
-        first = self._layers[0]
+        checked = self._check(added, residual, cos, sin, pools, slot_mapping, plan)
         tokens, hidden = added.shape
-        heads, width = plan.heads, plan.heads.num_kv * plan.heads.group * plan.heads.dim
-        check_shape("added", added, (plan.num_tokens, first.out.shape[0]))
-        check_shape("residual", residual, tuple(added.shape))
-        check_shape("pools", pools, (len(self._layers), 2, "N", "B", heads.num_kv, heads.dim))
-        for name, tensor in (("added", added), ("residual", residual), ("pools", pools)):
-            check_dtype(name, tensor, (self._dtype,))
-            check_device(name, tensor, torch.device("cpu"))
-            if not tensor.is_contiguous():
-                raise ValueError(f"{name} has strides {tensor.stride()}, expected contiguous")
-        k_pool, v_pool = pools[0]
-        check_slots(slot_mapping, tokens, k_pool)
-        check_angles(tokens, heads.dim, cos, sin, k_pool.device)
         if not tokens:
             return
-        ffn = first.down.shape[1]
+        first, heads, (k_pool, v_pool) = self._layers[0], checked.heads, pools[0]
+        width, ffn = heads.num_kv * heads.group * heads.dim, first.down.shape[1]
         take = self._scratch.take
         part = min(tokens, PART_ROWS)
         mixed = take("mixed", part, first.qkv.shape[0] // heads.dim, heads.dim)
@@ -138,13 +123,41 @@ class DecoderLayers:
             pool_stride=pools.stride(0) * pools.element_size(),
             eps=self._eps,
             turn=turn,
-            attention=attention_record(q, k_pool, v_pool, attended, self._scale, plan),
+            attention=attention_record(q, k_pool, v_pool, attended, self._scale, checked),
             **{name: buffer.data_ptr() for name, buffer in buffers.items()},
         )
         start = lists.data_ptr() + -lists.data_ptr() % 64
-        wrong = library().radixcache_decoder(byref(decoder), start, plan.threads)
+        wrong = library().radixcache_decoder(byref(decoder), start, checked.threads)
         if wrong >= 0:
             raise wrong_slot(slot_mapping, wrong, decoder.turn.num_slots)
+
+    def _check(
+        self,
+        added: torch.Tensor,
+        residual: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        pools: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        plan: ExtendPlan,
+    ) -> NativePlan:
+        """Raise unless the arguments of `run` fit together; return the plan as one of ours."""
+        if not isinstance(plan, NativePlan):
+            raise TypeError(
+                f"plan is a {type(plan).__name__}, made for another backend than native"
+            )
+        heads = plan.heads
+        check_shape("added", added, (plan.num_tokens, self._layers[0].out.shape[0]))
+        check_shape("residual", residual, tuple(added.shape))
+        check_shape("pools", pools, (len(self._layers), 2, "N", "B", heads.num_kv, heads.dim))
+        for name, tensor in (("added", added), ("residual", residual), ("pools", pools)):
+            check_dtype(name, tensor, (self._dtype,))
+            check_device(name, tensor, torch.device("cpu"))
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} has strides {tensor.stride()}, expected contiguous")
+        check_slots(slot_mapping, plan.num_tokens, pools[0, 0])
+        check_angles(plan.num_tokens, heads.dim, cos, sin, pools.device)
+        return plan
 
 
 def fuse_layers(

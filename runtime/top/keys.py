@@ -81,4 +81,4 @@ def keyboard() -> Iterator[Keyboard]:
         tty.setcbreak(fd)
         yield Keyboard(fd)
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        termios.tcsetattr(fd, termios.TCSANOW, before)

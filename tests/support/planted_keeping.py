@@ -247,7 +247,8 @@ KEEPING_BUGS = (
         "a branch is abandoned with what another goes on from",
         (Keeper, "abandon"),
         edit=("if len(node.children) > 1", "if len(node.children) > 99"),
-        seen_by="check reference",
+        seen_by="",
+        test="tests.core.test_abandon:test_what_another_branch_goes_on_from_stays",
     ),
     PlantedBug(
         "a branch is abandoned from its begin",
