@@ -39,7 +39,7 @@ class NativePlan(ExtendPlan):
 
     heads: Heads
     lacking: int
-    block_size: int
+    pool: tuple[torch.dtype, int, int]  # dtype, blocks, slots of a block
     threads: int
     step: AttentionStep
     held: tuple[torch.Tensor, ...]
@@ -107,7 +107,12 @@ def plan_native(
     marks = scratch.take("part marks", listing.num_parts, num_heads, 2)
     step.scratch, step.part_sums, step.part_marks = (x.data_ptr() for x in (work, sums, marks))
     held = (lists, block_table, work, sums, marks)
-    return NativePlan(num_tokens, heads, listing.lacking, pool.shape[1], threads, step, held)
+    return NativePlan(num_tokens, heads, listing.lacking, kind_of(pool), threads, step, held)
+
+
+def kind_of(pool: torch.Tensor) -> tuple[torch.dtype, int, int]:
+    """Return what a plan holds for: the dtype of a pool, its blocks, and the slots of each."""
+    return pool.dtype, pool.shape[0], pool.shape[1]
 
 
 def _fill(
@@ -133,7 +138,10 @@ def _fill(
 
 def _refuse(seq_lens: torch.Tensor, q_start: torch.Tensor, room: int) -> NoReturn:
     check_lengths(seq_lens.tolist(), q_start.tolist(), room)
-    raise IndexError(f"prefixes.members names sequences outside 0 to {seq_lens.shape[0] - 1}")
+    raise IndexError(
+        f"prefixes.members names sequences outside 0 to {seq_lens.shape[0] - 1}, or a start in "
+        "prefixes.starts is negative"
+    )
 
 
 def run_native(call: Call, plan: NativePlan) -> None:

@@ -62,10 +62,11 @@ def multiply(
         result = torch.empty(rows, outputs, dtype=x.dtype)
     else:
         result = out
+    bias = None if bias is None else bias.contiguous()  # held until the call returns
     product = Product(
         x=x.data_ptr(),
         packed=packed.data_ptr(),
-        bias=None if bias is None else bias.contiguous().data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
         out=result.data_ptr(),
         x_stride=x.stride(0) * size,
         out_stride=result.stride(0) * size,

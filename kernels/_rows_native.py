@@ -75,10 +75,17 @@ def rotary_store_native(
 
     Raises IndexError for a slot past the pool, before anything is written.
     """
+    cos, sin = alike(cos, sin)
     turn = turn_record(qkv, cos, sin, k_pool, v_pool, slot_mapping, out)
     wrong = library().radixcache_rotary_store(byref(turn), torch.get_num_threads())
     if wrong >= 0:
         raise wrong_slot(slot_mapping, wrong, turn.num_slots)
+
+
+def alike(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both tables with one stride from row to row, as the kernels read them."""
+    same = cos.stride(0) == sin.stride(0)
+    return (cos, sin) if same else (cos.contiguous(), sin.contiguous())
 
 
 def turn_record(

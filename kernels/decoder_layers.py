@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 from ctypes import byref
 from typing import Final, Protocol
 
 import torch
 
-from kernels._attention_native import NativePlan, attention_record, takes
+from kernels._attention_native import NativePlan, attention_record, kind_of, takes
 from kernels._extend_plan import ExtendPlan
-from kernels._rows_native import turn_record, wrong_slot
+from kernels._rows_native import alike, turn_record, wrong_slot
 from kernels.backend import check_device, check_dtype, check_shape, check_slots, choose_backend
 from kernels.linear import PackedWeight
 from kernels.native import DTYPES, library
@@ -62,9 +63,9 @@ class DecoderLayers:
     def __init__(
         self, layers: Sequence[LayerWeights], dtype: torch.dtype, eps: float, scale: float
     ) -> None:
-        self._layers = layers
+        self._layers = tuple(map(copy, layers))  # the tensors that the records point to
         self._dtype, self._eps, self._scale = dtype, eps, scale
-        self._records = (Layer * len(layers))(*map(_record, layers))
+        self._records = (Layer * len(layers))(*map(_record, self._layers))
         cpu = torch.device("cpu")
         self._scratch, self._lists = Scratch(cpu, dtype), Scratch(cpu, torch.int64)
 
@@ -110,6 +111,7 @@ class DecoderLayers:
         num_lists = LISTS + LISTS_OF_PART * -(-tokens // part)
         lists = self._lists.take("lists", len(self._layers) * num_lists * 16 + 8).zero_()
         attended = buffers["attended"].view(q.shape)
+        cos, sin = alike(cos, sin)
         turn = turn_record(mixed, cos, sin, k_pool, v_pool, slot_mapping, q)
         turn.tokens = tokens
         decoder = Decoder(
@@ -155,6 +157,8 @@ class DecoderLayers:
             check_device(name, tensor, torch.device("cpu"))
             if not tensor.is_contiguous():
                 raise ValueError(f"{name} has strides {tensor.stride()}, expected contiguous")
+        if plan.pool != kind_of(pools[0, 0]):
+            raise ValueError("pools are not what the plan was made for")
         check_slots(slot_mapping, plan.num_tokens, pools[0, 0])
         check_angles(plan.num_tokens, heads.dim, cos, sin, pools.device)
         return plan
@@ -181,8 +185,22 @@ def fuse_layers(
         and device.type == "cpu"
         and choose_backend(device, backend) == "native"
         and all(isinstance(m, PackedWeight) and m.backend == "native" for m in matrices)
+        and all(m.dtype == dtype for m in matrices)
+        and all(_shapes(layer) == _shapes(layers[0]) for layer in layers)
+        and all(v.dtype == dtype and v.is_contiguous() for x in layers for v in _vectors(x))
     )
     return DecoderLayers(layers, dtype, eps, scale) if fits else None
+
+
+def _shapes(layer: LayerWeights) -> list[tuple[int, ...]]:
+    """The sizes of a layer's weights, biases among them."""
+    matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    return [tuple(weight.shape) for weight in (*matrices, *_vectors(layer))]
+
+
+def _vectors(layer: LayerWeights) -> list[torch.Tensor]:
+    vectors = (layer.attention_norm, layer.ffn_norm, layer.qkv_bias, layer.out_bias)
+    return [vector for vector in vectors if vector is not None]
 
 
 def _record(layer: LayerWeights) -> Layer:

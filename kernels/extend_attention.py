@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernels._attention_call import Call, Options, check_call, check_paged
-from kernels._attention_native import NativePlan, plan_native, run_native, takes
+from kernels._attention_native import NativePlan, kind_of, plan_native, run_native, takes
 from kernels._attention_torch import run_options
 from kernels._attention_work import SharedPrefixes, WorkPlan, extend_work
 from kernels._extend_cut import Heads
@@ -157,7 +157,7 @@ def attend_native(
         raise TypeError(f"plan is a {type(plan).__name__}, made for another backend than native")
     if plan.num_tokens != num_tokens:
         raise ValueError(f"q has {num_tokens} rows, but q_start ends at {plan.num_tokens}")
-    if (plan.heads, plan.block_size) != (call.heads, call.k_pool.shape[1]):
+    if (plan.heads, plan.pool) != (call.heads, kind_of(call.k_pool)):
         raise ValueError("k_pool or the number of heads is not what the plan was made for")
     run_native(call, plan)
     return call.out

@@ -115,7 +115,7 @@ def pack_weight(weight: torch.Tensor, *, backend: str | None = None) -> torch.Te
     check_shape("weight", weight, ("N", "K"))
     check_dtype("weight", weight, FLOAT_DTYPES)
     chosen = choose_backend(weight.device, backend)
-    if chosen == "native" and weight.dtype in native.DTYPES:
+    if chosen == "native" and weight.dtype in native.DTYPES and weight.numel():
         packed = _linear_native.pack(weight)
     elif chosen == "torch" and weight.device.type == "cpu" and weight.numel() and _packs(weight):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())

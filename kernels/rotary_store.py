@@ -61,6 +61,11 @@ def rotary_store_kv(
     num_tokens, num_heads, _ = shape
     num_kv_heads = k_pool.shape[2]
     chosen = choose_backend(qkv.device, backend)
+    if out is not None:
+        check_shape("out", out, shape)
+        check_dtype("out", out, (qkv.dtype,))
+        check_device("out", out, qkv.device)
+        check_unit_stride("out", out)
     plain = norms is None and not interleaved and k_scale is None
     if chosen == "native" and plain and takes(qkv, k_pool) and k_pool.stride() == v_pool.stride():
         dense = out is not None and out.is_contiguous()
@@ -76,12 +81,7 @@ def rotary_store_kv(
         scales = {"k_scale": k_scale, "v_scale": v_scale}
         store_kv(turned[:, num_heads:], v, k_pool, v_pool, slot_mapping, **scales, backend="torch")
         return turned[:, :num_heads] if out is None else out.copy_(turned[:, :num_heads])
-    if out is None:
-        out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
-    check_shape("out", out, shape)
-    check_dtype("out", out, (qkv.dtype,))
-    check_device("out", out, qkv.device)
-    check_unit_stride("out", out)
+    out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device) if out is None else out
     if num_tokens:
         check_float8("k_pool", k_pool)
         from kernels._rotary_triton import rotary_store_triton  # optional: as Triton is

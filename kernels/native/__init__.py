@@ -84,13 +84,17 @@ def build() -> Build:
     processor's features.  Processes that compile at once each write their own and the last rename
     stays, so none opens half a file.
     """
-    words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    try:
+        words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+        folder = _folder()
+    except (ValueError, RuntimeError) as error:  # a quote without its end; nobody's home
+        return Build(None, f"CC or the cache folder can't be read: {error}; set RADIXCACHE_HOME")
     compiler = shutil.which(words[0])
     if compiler is None:
         return Build(None, f"no C compiler {words[0]!r} is installed; install gcc, or set CC")
     command = [compiler, *words[1:], *FLAGS, _tuning(), "-fopenmp"]
     sources = sorted(SOURCES.glob("*.c"))
-    target = _folder() / f"kernels-{_digest(command, sources)}.so"
+    target = folder / f"kernels-{_digest(command, sources)}.so"
     try:
         with contextlib.suppress(OSError):  # not there, or damaged
             return Build(_open(target), "")
@@ -100,7 +104,7 @@ def build() -> Build:
         return Build(None, f"{compiler} took longer than {COMPILE_SECONDS} s")
     except subprocess.CalledProcessError as error:
         return Build(None, f"{shlex.join(error.cmd)} failed: {error.stderr.strip()[-2000:]}")
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # AttributeError: not what was to be compiled
         return Build(None, f"{target} cannot be made or opened: {error}")
 
 
@@ -145,7 +149,8 @@ def _compile(command: list[str], target: Path) -> None:
             [*command, "-o", str(made), "-lm"],
             check=True,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=COMPILE_SECONDS,
         )
         made.replace(target)

@@ -187,6 +187,8 @@ void radixcache_attention_list(Listing *list) {
     }
     for (long m = 0; m < list->num_members; m++)
         if (list->members[m] < 0 || list->members[m] >= list->num_sequences) list->wrong = 0;
+    for (long g = 0; list->num_groups && g <= list->num_groups; g++)
+        if (list->starts[g] < 0) list->wrong = 0;
     if (list->wrong >= 0) return;
     for (long g = 0; g < list->num_groups; g++) {
         long end = least(list->starts[g + 1], list->num_members);

@@ -133,14 +133,16 @@ class TreeFeed:
 
         Raises ServerBusy where too many are open, EngineFailure.
         """
-        own = self._audiences.get(_key(caller))
+        audience = await self._audience(caller)
         for count, limit in (
             (sum(1 for _ in self._readers()), MAX_READERS),
-            (len(own.readers) if own and own.tenant is not None else 0, MAX_OWN_READERS),
+            (0 if audience.tenant is None else len(audience.readers), MAX_OWN_READERS),
         ):
             if count >= limit:
                 raise ServerBusy(f"{limit} feeds are open: close one", retry_after_s=5.0)
-        return self._events(await self._audience(caller), caller)
+        reader = Reader()
+        audience.readers.add(reader)  # counted from here on, not from its first event
+        return self._events(audience, reader, caller)
 
     async def node(self, caller: Caller, number: int) -> NodeReading | None:
         """Return a node that a caller sees, under the numbers of its feed; None for any other.
@@ -239,9 +241,9 @@ class TreeFeed:
         own.changes()
         return own
 
-    async def _events(self, audience: Audience, caller: Caller) -> AsyncGenerator[bytes, None]:
-        reader = Reader()
-        audience.readers.add(reader)
+    async def _events(
+        self, audience: Audience, reader: Reader, caller: Caller
+    ) -> AsyncGenerator[bytes, None]:
         try:
             while not (reader.has_ended or self._has_ended):
                 if reader.is_behind:

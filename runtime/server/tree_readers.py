@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from weakref import WeakSet
 
 import msgspec
 
@@ -82,7 +83,7 @@ class Audience:
     def __init__(self, tenant: str | None, mirror: Mirror, *, now: float) -> None:
         self.tenant = tenant
         self.mirror = mirror
-        self.readers: set[Reader] = set()
+        self.readers: WeakSet[Reader] = WeakSet()  # a feed that nobody began to read just goes
         self.last_used = now
 
     def send(self, event: bytes) -> None:

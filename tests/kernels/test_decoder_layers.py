@@ -207,3 +207,42 @@ def test_layers_of_which_some_operation_is_not_native_stay_apart() -> None:
     assert fuse_layers([], dtype=torch.float32, **facts) is None
     layers[1].down = torch.randn(HIDDEN, FFN)
     assert fuse_layers(layers, dtype=torch.float32, **facts) is None
+
+
+def test_layers_that_do_not_fit_each_other_stay_apart() -> None:
+    facts = {"head_dim": DIM, "eps": EPS, "scale": SCALE}
+    layers = random_layers(2, torch.bfloat16, biased=True)
+    assert fuse_layers(layers, dtype=torch.bfloat16, **facts) is not None
+    assert fuse_layers(layers, dtype=torch.float32, **facts) is None
+    layers[1].ffn_norm = layers[1].ffn_norm.float()
+    assert fuse_layers(layers, dtype=torch.bfloat16, **facts) is None
+    layers = random_layers(2, torch.float32, biased=True)
+    assert layers[0].qkv_bias is not None
+    layers[0].qkv_bias = layers[0].qkv_bias.repeat_interleave(2)[::2]
+    assert fuse_layers(layers, dtype=torch.float32, **facts) is None
+
+
+def test_a_plan_for_another_pool_is_refused() -> None:
+    step = random_step([(3, 4)], torch.float32, num_layers=2)
+    stack = fused(random_layers(2, torch.float32, biased=False), torch.float32)
+    other = random_step([(3, 4)], torch.float32, num_layers=2, block_size=4)
+    plan = plan_extend(other.pools[0, 0], *other.tables, num_heads=HEADS)
+    assert plan is not None
+    with pytest.raises(ValueError, match="pools are not what the plan was made for"):
+        stack.run(step.added, step.residual, step.cos, step.sin, step.pools, step.slots, plan)
+
+
+def test_angles_cut_from_wider_tables_turn_alike() -> None:
+    torch.manual_seed(4)
+    step = random_step([(3, 4)], torch.float32, num_layers=1)
+    layers = random_layers(1, torch.float32, biased=False)
+    expected = step.copy()
+    one_by_one(layers, expected)
+    wide = torch.full((4, DIM), float("nan"))
+    wide[:, : DIM // 2] = step.cos
+    run(
+        fused(layers, torch.float32),
+        replace(step, cos=wide[:, : DIM // 2]),
+        Scratch(torch.device("cpu")),
+    )
+    assert torch.equal(step.added, expected.added)

@@ -174,3 +174,14 @@ def test_rows_of_a_packed_table_are_those_that_were_packed(dtype: torch.dtype) -
         assert torch.equal(packed.rows(wanted), table[wanted])
     with pytest.raises(IndexError, match="ids go from 3 to 70, of 70 rows"):
         packed.rows(torch.tensor([3, 70]))
+
+
+def test_a_bias_of_any_stride_is_added() -> None:
+    if not native.available():
+        pytest.skip(native.build().reason)
+    x, weight, biases = torch.randn(3, 64), torch.randn(64, 64), torch.randn(64, 2)
+    packed = pack_weight(weight, backend="native")
+    for _ in range(5):
+        got = linear(x, packed, biases[:, 0], backend="native")
+        assert torch.equal(got, linear(x, packed, biases[:, 0].clone(), backend="native"))
+    assert pack_weight(torch.empty(4, 0), backend="native").shape == (4, 0)

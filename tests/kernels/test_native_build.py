@@ -84,3 +84,12 @@ def test_a_folder_that_cannot_be_made_is_a_reason_and_no_crash(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RADIXCACHE_HOME", str(tmp_path / "file"))
     assert "cannot be made or opened" in compiled().reason
+
+
+def test_what_cannot_be_read_or_is_not_what_was_to_be_compiled_is_a_reason(
+    compiled: Callable[[], native.Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (native.SOURCES / "all.c").write_text("long other(void) { return 0; }")
+    assert "cannot be made or opened" in compiled().reason
+    monkeypatch.setenv("CC", "'gcc")
+    assert "can't be read" in compiled().reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -283,12 +284,17 @@ def test_a_reader_that_leaves_during_the_first_walk_loses_no_row_for_the_next(
 
 def test_one_reader_too_many_is_told_to_wait() -> None:
     async def use(bench: Bench) -> None:
-        feeds = [await bench.feed.open(ANYONE) for _ in range(MAX_READERS)]
-        for events in feeds:
-            await anext(events)
+        opening = [bench.feed.open(ANYONE) for _ in range(MAX_READERS)]
+        feeds = await asyncio.gather(*opening)  # at once, and none has been read from
         with pytest.raises(ServerBusy, match="close one"):
             await bench.feed.open(ANYONE)
-        await feeds[0].aclose()
+        await anext(feeds[0])
+        await feeds.pop(0).aclose()
+        feeds.append(await bench.feed.open(ANYONE))
+        with pytest.raises(ServerBusy, match="close one"):
+            await bench.feed.open(ANYONE)
+        del feeds[-1]  # its caller left before the first event
+        gc.collect()
         await bench.feed.open(ANYONE)
 
     play(use)
