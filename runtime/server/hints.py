@@ -118,7 +118,7 @@ class HintEndpoints:
             owner = caller.tenant
             name = self._book.create(tokens, owner=owner, namespace=caller.namespace).session_id
             try:
-                state = self._book.hold(name, body.seconds, owner=owner)
+                state = self._book.hold(name, body.seconds, owner=owner, then_ends=True)
             except Exception:
                 self._book.close(name, owner=owner)
                 raise

@@ -192,10 +192,13 @@ class SessionBook:
         if session is not None:
             self._use(session)
 
-    def hold(self, session_id: str, seconds: float, *, owner: str = "") -> SessionState:
+    def hold(
+        self, session_id: str, seconds: float, *, owner: str = "", then_ends: bool = False
+    ) -> SessionState:
         """Hold what is cached of a session for so long, such as while a tool runs.
 
-        seconds  from now on, whatever held it before; 0 lets go.  The session ends no earlier
+        seconds    from now on, whatever held it before; 0 lets go.  The session ends no earlier
+        then_ends  and no later, unless it is used
 
         Raises SessionNotFound, or InvalidRequest for a time that is none or too long.
         """
@@ -206,6 +209,7 @@ class SessionBook:
         if not 0 <= seconds <= most:
             raise InvalidRequest(f"seconds must be from 0 to {most:g}", param="seconds")
         session.held_until = 0.0
+        session.ends_with_hold = then_ends
         self._holds.keep(session, seconds)
         self._touch(session)
         return self._state(session)
@@ -325,6 +329,7 @@ class SessionBook:
     def _use(self, session: Session) -> None:
         """Note a use: the session's time begins anew, and so does that of what it holds."""
         self._cache.expire()
+        session.ends_with_hold = False
         if session.held:
             self._holds.keep(session, self.limits.idle_s)
         self._touch(session)
@@ -332,7 +337,8 @@ class SessionBook:
     def _touch(self, session: Session) -> None:
         self._num_uses += 1
         session.last_used = self._num_uses
-        session.expires_at = max(self._clock() + self.limits.idle_s, session.held_until)
+        idle_s = 0.0 if session.ends_with_hold else self.limits.idle_s
+        session.expires_at = max(self._clock() + idle_s, session.held_until)
         self._next_expiry = min(self._next_expiry, session.expires_at)
 
     def _drop(self, session: Session) -> None:

@@ -27,6 +27,7 @@ class Session:
 
     __slots__ = (
         "conversation",
+        "ends_with_hold",
         "expires_at",
         "family",
         "held_until",
@@ -56,6 +57,7 @@ class Session:
         self.revision = 0
         self.hold: Hold | None = None  # may have ended of itself
         self.held_until = 0.0  # seconds of the cache's clock
+        self.ends_with_hold = False  # else it ends once it has been idle
         self.expires_at = 0.0
         self.last_used = 0  # logical time
         self.turn: Turn | None = None

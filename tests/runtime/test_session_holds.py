@@ -118,3 +118,18 @@ def test_a_request_beyond_its_own_quota_ends_holds_of_its_own_while_others_run()
     assert bench.book.state(foreign).held_tokens
     bench.run()
     bench.check_idle()
+
+
+def test_a_hold_that_is_all_there_is_to_a_session_takes_it_along() -> None:
+    bench = SessionBench(idle_s=100.0)
+    kept, used = bench.create(), bench.create()
+    for session in (kept, used):
+        bench.generate(session)
+        bench.book.hold(session, 2, then_ends=True)
+    bench.append(used, [1])  # somebody goes on with it after all
+    bench.now = 3.0
+    with pytest.raises(SessionNotFound):
+        bench.book.state(kept)
+    assert bench.book.state(used).session_id == used
+    assert len(bench.book) == 1
+    bench.check_idle()
