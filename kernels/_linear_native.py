@@ -46,6 +46,10 @@ def take_rows(packed: torch.Tensor, shape: tuple[int, int], ids: torch.Tensor) -
     return found.reshape(ids.shape[0], packed.shape[1] * packed.shape[3])[:, : shape[1]]
 
 
+def _may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
 def multiply(
     x: torch.Tensor,
     packed: torch.Tensor,
@@ -58,7 +62,7 @@ def multiply(
     if x.stride(1) != 1 and inputs > 1:
         x = x.contiguous()
     rows, size = x.shape[0], x.element_size()
-    if out is None or (out.stride(1) != 1 and outputs > 1):
+    if out is None or (out.stride(1) != 1 and outputs > 1) or _may_overlap(out, x):
         result = torch.empty(rows, outputs, dtype=x.dtype)
     else:
         result = out

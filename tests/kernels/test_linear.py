@@ -185,3 +185,12 @@ def test_a_bias_of_any_stride_is_added() -> None:
         got = linear(x, packed, biases[:, 0], backend="native")
         assert torch.equal(got, linear(x, packed, biases[:, 0].clone(), backend="native"))
     assert pack_weight(torch.empty(4, 0), backend="native").shape == (4, 0)
+
+
+def test_a_product_may_be_written_over_its_rows() -> None:
+    if not native.available():
+        pytest.skip(native.build().reason)
+    x, packed = torch.randn(20, 64), pack_weight(torch.randn(64, 64), backend="native")
+    expected = linear(x, packed, backend="native")
+    assert linear(x, packed, out=x, backend="native") is x
+    assert torch.equal(x, expected)
