@@ -235,7 +235,6 @@ def test_no_color_is_respected(url: str) -> None:
 def test_an_interrupt_ends_it_and_leaves_the_terminal_as_it_was(url: str) -> None:
     with terminal(url) as (screen, process):
         screen.wait_for("live")
-        screen.press(b"\x03")
         process.send_signal(2)
         assert exit_code(screen, process) in (0, 130)
         assert b"\x1b[?25h" in drained(screen)  # the cursor is shown again
