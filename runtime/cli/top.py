@@ -104,7 +104,8 @@ def _show(server: Server) -> None:
     )
     screen.view.gauges = _gauges(server)
     feed.start()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves the terminal in order
+    for number in (signal.SIGTERM, signal.SIGINT):  # which whoever started us may have shut off
+        signal.signal(number, signal.default_int_handler)  # leaves the terminal in order
     try:
         with suppress(KeyboardInterrupt), keyboard() as keys:
             show(screen, feed, keys, Console())

@@ -143,7 +143,8 @@ def test_an_engine_that_breaks_down_takes_every_block_back() -> None:
             while not index.blocks:
                 index.apply(reader.recv_multipart()[2])
             runtime.executor.fail_next = SystemExit("the device is gone")
-            assert httpx.post(url + "/v1/completions", json=body("Good bye")).status_code == 500
+            answer = httpx.post(url + "/v1/completions", json=body("Good bye"))
+            assert answer.status_code in (500, 503)  # by how soon the server knows
             while index.blocks:
                 index.apply(reader.recv_multipart()[2])
             # What the broken engine left behind is nobody's.
