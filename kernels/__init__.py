@@ -13,7 +13,7 @@ from kernels._extend_plan import ExtendPlan
 from kernels.backend import Backend, choose_backend
 from kernels.copy_blocks import copy_blocks, gather_blocks, scatter_blocks
 from kernels.decode_attention import decode_attention, plan_decode
-from kernels.decoder_layers import DecoderLayers, fuse_layers
+from kernels.decoder_layers import DecoderLayers, LayerWeights, fuse_layers
 from kernels.extend_attention import extend_attention, plan_extend
 from kernels.linear import PackedWeight, RowLayout, linear, pack_weight
 from kernels.merge_state import merge_state
@@ -39,6 +39,7 @@ __all__ = [
     "Backend",
     "DecoderLayers",
     "ExtendPlan",
+    "LayerWeights",
     "PackedWeight",
     "RowLayout",
     "Scratch",

@@ -13,7 +13,8 @@ import ctypes
 from collections.abc import Sequence
 from copy import copy
 from ctypes import byref
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -37,8 +38,9 @@ LISTS_OF_PART: Final = 8
 """Lists of the rest of a layer, for each part of the rows."""
 
 
-class LayerWeights(Protocol):
-    """Weights of one layer; q, k, v in one matrix, gate and up in another.
+@dataclass(slots=True)
+class LayerWeights:
+    """Weights of one layer, packed for `linear`; q, k, v in one matrix, gate and up in another.
 
     qkv      [(H + 2·Hkv)·D, hidden]     gate_up  [2·ffn, hidden]
     out      [hidden, H·D]               down     [hidden, ffn]

@@ -40,7 +40,7 @@ from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.replies import ReplyMemory
 from runtime.tokenizer.tool_calls import key_of_reply
 from runtime.tokenizer.tool_format import HERMES, ToolFormat
-from runtime.weights.checkpoint import open_checkpoint
+from runtime.weights.checkpoint import Checkpoint, open_checkpoint
 from runtime.weights.mapping import expected_shapes
 from runtime.weights.pull import Progress
 
@@ -207,14 +207,7 @@ def load_runtime(
         dtype=dtype,
         device=device,
     )
-    total = len(expected_shapes(shape))
-    model = LlamaModel(
-        shape,
-        checkpoint.tensors(),
-        dtype=dtype,
-        device=device,
-        progress=(lambda done: progress("reading weights", done, total)) if progress else None,
-    )
+    model = _read_model(checkpoint, dtype, device, progress)
     exactness = exact_model(model, config.exact)
     seals = Seals(memory.block_size)
     watching = (*observers, seals) if config.debug_seals else observers
@@ -241,6 +234,19 @@ def load_runtime(
         replies=ReplyMemory(),
         constrainer=Constrainer(tokenizer),
         exactness=exactness,
+    )
+
+
+def _read_model(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None
+) -> LlamaModel:
+    total = len(expected_shapes(checkpoint.config))
+    return LlamaModel(
+        checkpoint.config,
+        checkpoint.tensors(),
+        dtype=dtype,
+        device=device,
+        progress=(lambda done: progress("reading weights", done, total)) if progress else None,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from kernels import (
+    LayerWeights,
     PackedWeight,
     RowLayout,
     Scratch,
@@ -31,24 +32,6 @@ from runtime.models.attention import StepAttention
 from runtime.models.batch import Batch
 from runtime.models.config import ModelConfig
 from runtime.models.rope import inverse_frequencies
-
-
-@dataclass(slots=True)
-class LlamaLayer:
-    """Weights of one layer, packed for `linear`; q, k, v in one matrix, gate and up in another.
-
-    qkv      [(H + 2·Hkv)·D, hidden]     gate_up  [2·ffn, hidden]
-    out      [hidden, H·D]               down     [hidden, ffn]
-    """
-
-    attention_norm: torch.Tensor
-    qkv: torch.Tensor | PackedWeight
-    qkv_bias: torch.Tensor | None
-    out: torch.Tensor | PackedWeight
-    out_bias: torch.Tensor | None
-    ffn_norm: torch.Tensor
-    gate_up: torch.Tensor | PackedWeight
-    down: torch.Tensor | PackedWeight
 
 
 class LlamaModel:
@@ -160,7 +143,7 @@ class LlamaModel:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every weight in its dtype, unpacked, in a fixed order."""
-        layers = [getattr(layer, name) for layer in self._layers for name in LlamaLayer.__slots__]
+        layers = [getattr(layer, name) for layer in self._layers for name in LayerWeights.__slots__]
         tables = (
             (self._embedding, self._head) if self._embedding is not self._head else (self._head,)
         )
@@ -177,7 +160,7 @@ class LlamaModel:
         return linear(x, weight, bias, layout=self.row_layout)
 
     def _attention(
-        self, layer: LlamaLayer, index: int, x: torch.Tensor, step: _Step
+        self, layer: LayerWeights, index: int, x: torch.Tensor, step: _Step
     ) -> torch.Tensor:
         config, batch = self.config, step.batch
         heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -219,14 +202,14 @@ def _fuse(weights: dict[str, torch.Tensor], name: str) -> None:
             weights[f"{at}{fused}.{kind}"] = torch.cat([weights.pop(n) for n in names])
 
 
-def _layer(weights: dict[str, torch.Tensor], at: str) -> LlamaLayer:
+def _layer(weights: dict[str, torch.Tensor], at: str) -> LayerWeights:
     """Take a layer's weights; each matrix goes as its packed copy comes, so that memory does not
     hold both for all layers."""
 
     def packed(name: str) -> torch.Tensor | PackedWeight:
         return pack_weight(weights.pop(f"{at}{name}.weight"))
 
-    return LlamaLayer(
+    return LayerWeights(
         attention_norm=weights[f"{at}input_layernorm.weight"],
         qkv=packed("self_attn.qkv"),
         qkv_bias=weights.get(f"{at}self_attn.qkv.bias"),

@@ -9,6 +9,7 @@ import torch
 
 from kernels import (
     DecoderLayers,
+    LayerWeights,
     Scratch,
     extend_attention,
     fuse_layers,
@@ -30,18 +31,6 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=native.build().re
 
 
 @dataclass
-class Weights:
-    attention_norm: torch.Tensor
-    qkv: torch.Tensor | PackedWeight
-    qkv_bias: torch.Tensor | None
-    out: torch.Tensor | PackedWeight
-    out_bias: torch.Tensor | None
-    ffn_norm: torch.Tensor
-    gate_up: torch.Tensor | PackedWeight
-    down: torch.Tensor | PackedWeight
-
-
-@dataclass
 class Step:
     added: torch.Tensor
     residual: torch.Tensor
@@ -56,7 +45,7 @@ class Step:
         return replace(self, **tensors)
 
 
-def random_layers(count: int, dtype: torch.dtype, *, biased: bool) -> list[Weights]:
+def random_layers(count: int, dtype: torch.dtype, *, biased: bool) -> list[LayerWeights]:
     def matrix(outputs: int, inputs: int) -> torch.Tensor | PackedWeight:
         return pack_weight(
             (torch.randn(outputs, inputs) * inputs**-0.5).to(dtype), backend="native"
@@ -64,7 +53,7 @@ def random_layers(count: int, dtype: torch.dtype, *, biased: bool) -> list[Weigh
 
     width = (HEADS + 2 * KV_HEADS) * DIM
     return [
-        Weights(
+        LayerWeights(
             attention_norm=torch.rand(HIDDEN).to(dtype),
             qkv=matrix(width, HIDDEN),
             qkv_bias=torch.randn(width).to(dtype) if biased else None,
@@ -111,7 +100,7 @@ def random_step(
     )
 
 
-def one_by_one(layers: list[Weights], step: Step) -> None:
+def one_by_one(layers: list[LayerWeights], step: Step) -> None:
     """The same layers by their operations, in place."""
     added, residual = step.added, step.residual
     for layer, pools in zip(layers, step.pools, strict=True):
@@ -125,7 +114,7 @@ def one_by_one(layers: list[Weights], step: Step) -> None:
     step.added = added
 
 
-def fused(layers: list[Weights], dtype: torch.dtype) -> DecoderLayers:
+def fused(layers: list[LayerWeights], dtype: torch.dtype) -> DecoderLayers:
     stack = fuse_layers(layers, dtype=dtype, head_dim=DIM, eps=EPS, scale=SCALE)
     assert stack is not None
     return stack
