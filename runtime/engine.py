@@ -359,13 +359,14 @@ class Engine:
         """
         self._totals["failed_steps"] += 1
         is_whole = plan.num_slices == 1 or isinstance(error, CopiesFailed)
-        results: list[StepResult] = []
+        results: list[tuple[Sequence, StepResult]] = []
         failed: list[tuple[Sequence, Exception]] = []
         for sequence, piece in zip(self.scheduler.planned(), plan.slices, strict=True):
             try:
                 if is_whole:
                     raise error
-                results.append(self._executor.execute(StepPlan(step=plan.step, pieces=(piece,))))
+                alone = self._executor.execute(StepPlan(step=plan.step, pieces=(piece,)))
+                results.append((sequence, alone))
             except Exception as caught:
                 failed.append((sequence, caught))
         ended: list[RequestOutput] = []
@@ -376,7 +377,9 @@ class Engine:
             else:
                 ended += self._end_all(live, "error", error=why)
         self.scheduler.forget_released(plan)
-        return merge_results(plan.step, results), ended
+        # A branch that was computed may have ended with another one of its request.
+        left = [result for sequence, result in results if sequence.lease is not None]
+        return merge_results(plan.step, left), ended
 
     def _live_of(self, sequence: Sequence) -> LiveRequest | None:
         """Return the request of a sequence; None where it has ended and is only closing."""

@@ -170,6 +170,17 @@ def test_a_step_that_fails_once_costs_no_request():
     assert bench.engine.stats().failed_steps == 1
 
 
+def test_where_a_branch_fails_nobody_else_gets_the_token_of_its_sibling():
+    bench = EngineBench(num_blocks=40)
+    bench.submit("a", PROMPT, n=2, max_tokens=5)
+    bench.step()
+    bench.submit("b", PROMPT[1:], max_tokens=5)
+    bench.executor.fail_at = {2, 3}  # the step, and branch 0 of "a" alone; branch 1 is computed
+    bench.run()
+    assert [bench.reason("a", index) for index in range(2)] == ["error", "error"]
+    assert (bench.output("b"), bench.reason("b")) == bench.expected("b")
+
+
 def test_where_copies_fail_no_slice_of_the_step_is_computed_again():
     bench = EngineBench(num_blocks=12, max_running=2)
     for name in "ab":
