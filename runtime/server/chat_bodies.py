@@ -250,6 +250,6 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
                 "a format and a call of a tool can't both be demanded: leave out `tool_choice`",
                 param="tool_choice",
             )
-        return tools_grammar(
-            tools or (), self.named_tool, self.parallel_tool_calls is not False, format=format
-        )
+        named = self.named_tool
+        several = self.parallel_tool_calls is not False and named is None
+        return tools_grammar(tools or (), named, several, format=format)

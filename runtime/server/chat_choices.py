@@ -52,7 +52,9 @@ class _Branch:
     """One branch: its text on the way to calls, and what of it was told."""
 
     def __init__(self, form: ChatForm) -> None:
-        self.parser = None if form.calls is None else ToolCallParser(form.calls)
+        self.parser = None
+        if form.calls is not None:
+            self.parser = ToolCallParser(form.calls, max_calls=form.max_calls)
         self.num_calls = 0
         self.texts: list[str] = []
         self.calls: list[ToolCall] = []
@@ -140,21 +142,11 @@ class ChatChoices:
         )
 
     def _parts(self, branch: _Branch, text: str, is_last: bool) -> Sequence[str | ToolCall]:
-        """Cut text at the calls within it; of calls beyond the limit nothing is told."""
+        """Cut text at the calls within it."""
         if branch.parser is None:
             return (text,) if text else ()
         parts = branch.parser.push(text) if text else []
-        if is_last:
-            parts = [*parts, *branch.parser.flush()]
-        limit = self._form.max_calls
-        if limit is None:
-            return parts
-        return [
-            part
-            for at, part in enumerate(parts)
-            if isinstance(part, str)
-            or branch.num_calls + sum(isinstance(p, ToolCall) for p in parts[:at]) < limit
-        ]
+        return [*parts, *branch.parser.flush()] if is_last else parts
 
     def _logprobs(self, news: News) -> ChatLogprobs | None:
         output, num_top = news.output, self._form.num_top

@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
+import msgspec
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -28,9 +29,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import InvalidRequest, ModelFileError
 from runtime.tokenizer.load import Tokenizer
+from runtime.tokenizer.reply_marks import cut_at_marks, is_reply, marked
 from runtime.tokenizer.tool_calls import key_of_reply
 from runtime.tokenizer.tool_format import ToolFormat, tool_format
-from runtime.tokenizer.tool_prompt import with_parsed_calls, with_plain_calls, with_tools
+from runtime.tokenizer.tool_prompt import (
+    most_calls,
+    with_parsed_calls,
+    with_plain_calls,
+    with_tools,
+)
 
 Recall = Callable[[Sequence[int], str], Sequence[int] | None]
 """Gives the ids that a reply's text was generated as behind such ids, or None if not known."""
@@ -78,6 +85,10 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelFileError(f"{where} has a chat template that is broken: {error}") from error
+        if self._knows_calls:
+            most = most_calls(self._rendered_plainly, self._format)
+            self._knows_calls = most != 0
+            self._format = msgspec.structs.replace(self._format, max_calls=most or None)
 
     @property
     def format(self) -> ToolFormat:
@@ -124,11 +135,11 @@ class ChatTemplate:
         messages, tools = self._prepared(messages, tools)
         text, sentinel = self._rendered(messages, add_generation_prompt, tools, variables)
         parts = [text]
-        if recall is not None and any(map(_is_reply, messages)):
-            given = [_marked(i, message, sentinel) for i, message in enumerate(messages)]
+        if recall is not None and any(map(is_reply, messages)):
+            given = [marked(i, message, sentinel) for i, message in enumerate(messages)]
             with suppress(InvalidRequest):  # some templates want a call before each result
-                marked, _ = self._rendered(given, add_generation_prompt, tools, variables, sentinel)
-                parts = _cut_at_marks(text, re.split(f"{sentinel}[0-9]+{sentinel}", marked))
+                other, _ = self._rendered(given, add_generation_prompt, tools, variables, sentinel)
+                parts = cut_at_marks(text, re.split(f"{sentinel}[0-9]+{sentinel}", other))
         if len(parts) == 1:
             return self._tokenizer.encode_pieces(self._pieces(text, sentinel))
         ids: list[int] = []
@@ -185,12 +196,17 @@ class ChatTemplate:
     ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
         """Return messages and tools as this template can take them."""
         if self._knows_calls:
-            messages = with_parsed_calls(messages)
+            messages = with_parsed_calls(messages, self._format)
         else:
             messages = with_plain_calls(messages, self._format)
         if tools and not self._knows_tools:
             return with_tools(messages, tools, self._format), None
         return messages, tools or None
+
+    def _rendered_plainly(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Render messages as they are, to see what the template makes of them."""
+        text, sentinel = self._rendered(messages, True, None, None)
+        return text.replace(sentinel, "")
 
     def _rendered(
         self,
@@ -293,42 +309,6 @@ class _Breaker:
     def _broken_end(self, text: str, sentinel: str) -> str:
         ends = (text[-n:] for n in range(1, min(self._longest, len(text)) + 1))
         return text + sentinel if any(end in self._beginnings for end in ends) else text
-
-
-def _is_reply(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    is_said = bool(content) and isinstance(content, str)
-    return message.get("role") == "assistant" and (is_said or bool(message.get("tool_calls")))
-
-
-def _marked(place: int, message: Mapping[str, Any], sentinel: str) -> Mapping[str, Any]:
-    """Return a reply with a mark instead of all that it says; any other message as it is."""
-    if not _is_reply(message):
-        return message
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return others | {"content": f"{sentinel}{place}{sentinel}"}
-
-
-def _cut_at_marks(text: str, between: Sequence[str]) -> list[str]:
-    """Cut a text so that every odd part is what stands where the other rendering had a mark.
-
-    between  the other rendering, cut at its marks
-    Where the two don't agree in what lies between, the text is one part.
-    """
-    first, *others = between
-    if not others or not text.startswith(first):
-        return [text]
-    parts, at = [first], len(first)
-    for gap in others[:-1]:
-        end = text.find(gap, at) if gap else -1
-        if end < 0:
-            return [text]
-        parts += [text[at:end], gap]
-        at = end + len(gap)
-    end = len(text) - len(others[-1])
-    if end < at or not text.endswith(others[-1]):
-        return [text]
-    return [*parts, text[at:end], others[-1]]
 
 
 def _strings(value: Any) -> Iterator[str]:

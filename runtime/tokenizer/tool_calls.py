@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -88,7 +89,7 @@ def tools_grammar(
     tools     as chat templates take them; a keyword of their schemas that can't be enforced is
               passed over
     name      the one tool that must be called; None: any of them
-    parallel  whether there may be several calls
+    parallel  whether there may be several calls, as far as the format has them
     format    how the model writes them
     Raises InvalidRequest for a name that no tool has, no tools, or a schema over the limits.
     """
@@ -105,7 +106,7 @@ def tools_grammar(
         bodies.append(f'{quoted(head)} schema_{number} "}}"')
         schema = {"type": "object"} | (function.get("parameters") or {})
         schemas.append(json.dumps(schema))
-    num = MAX_PARALLEL_CALLS if parallel else 1
+    num = (format.max_calls or MAX_PARALLEL_CALLS) if parallel else 1
     match format.name:
         case "hermes":
             start = _in_a_row("call", "\n", num)
@@ -158,8 +159,9 @@ class ToolCallParser:
     Pieces come in order: texts, and calls as soon as they are whole.  White space before
     a call, and behind one at the end, is left out.  Where there is no call, the texts put together
     equal what was pushed.
-    format  how the model writes calls
-    new_id  names each call
+    format     how the model writes calls
+    max_calls  calls beyond so many, or beyond what the format takes back, are left out
+    new_id     names each call
 
     >>> parser = ToolCallParser(new_id=lambda: "c1")
     >>> parser.push('Let me see.<tool_call>{"name": "f", "argu')
@@ -169,9 +171,14 @@ class ToolCallParser:
     """
 
     def __init__(
-        self, format: ToolFormat = HERMES, *, new_id: Callable[[], str] = new_call_id
+        self,
+        format: ToolFormat = HERMES,
+        *,
+        max_calls: int | None = None,
+        new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._format = format.name
+        self._calls_left = min(format.max_calls or sys.maxsize, max_calls or sys.maxsize)
         self._new_id = new_id
         self._begin = {"hermes": OPEN, "mistral": LIST, "llama": TAG}[format.name]
         self._buffer = ""  # what is not decided yet; within a call, all of it behind its mark
@@ -183,6 +190,23 @@ class ToolCallParser:
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Add text; return the pieces that are certain now."""
+        return self._wanted(self._push(text))
+
+    def flush(self) -> list[str | ToolCall]:
+        """End the text; return what was held back.  A last call may lack its end mark."""
+        return self._wanted(self._flush())
+
+    def _wanted(self, pieces: Sequence[str | ToolCall]) -> list[str | ToolCall]:
+        wanted: list[str | ToolCall] = []
+        for piece in pieces:
+            if isinstance(piece, ToolCall):
+                self._calls_left -= 1
+                if self._calls_left < 0:
+                    continue
+            wanted.append(piece)
+        return wanted
+
+    def _push(self, text: str) -> list[str | ToolCall]:
         self._buffer += text
         pieces: list[str | ToolCall] = []
         while self._advance(pieces):
@@ -190,8 +214,7 @@ class ToolCallParser:
         self._note(pieces)
         return pieces
 
-    def flush(self) -> list[str | ToolCall]:
-        """End the text; return what was held back.  A last call may lack its end mark."""
+    def _flush(self) -> list[str | ToolCall]:
         pieces: list[str | ToolCall] = []
         while self._inside:
             self._inside = False
@@ -203,7 +226,7 @@ class ToolCallParser:
                 pieces.append(self._before + head + mark)
             pieces += calls
             self._note(pieces)
-            pieces += self.push(rest)
+            pieces += self._push(rest)
         if self._buffer.strip() or (self._buffer and not self._is_behind_call):
             pieces.append(self._buffer)
         self._buffer = ""

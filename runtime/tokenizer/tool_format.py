@@ -27,10 +27,12 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How a model writes its calls.
 
     control_ids  the marks that are control tokens of its vocabulary, with their ids
+    max_calls    calls of one reply that its template takes back; None: any number
     """
 
     name: Literal["hermes", "llama", "mistral"] = "hermes"
     control_ids: Mapping[str, int] = {}
+    max_calls: int | None = None
 
 
 HERMES = ToolFormat()

@@ -273,7 +273,8 @@ def test_a_call_of_another_shape_is_refused(tiny: Tokenizer, source: str, call: 
 def test_a_template_that_wants_calls_before_results_still_renders(tiny: Tokenizer) -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls"
-        " %}{{ raise_exception('no call') }}{% endif %}{{ m.content }}|{% endfor %}"
+        " %}{{ raise_exception('no call') }}{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}|{% endfor %}"
         "{% set known = tools %}"
     )
     template = ChatTemplate(source, tiny)
