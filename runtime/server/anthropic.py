@@ -1,9 +1,10 @@
-"""Anthropic's bodies as records, and what they mean to a chat template.
+"""Anthropic's bodies as records, and what they ask of the engine.
 
 Owns: field names, defaults and limits of `/v1/messages`.  Does not know: HTTP, the engine's thread,
-how a template renders.
+what a message is made of.
 Idea: as in OpenAI's bodies, a field is served, ignored because it changes no answer, or refused by
-name; one that nobody heard of is refused too.
+name; one that nobody heard of is refused too.  What agents send with every request, such as how
+much thinking they allow, is taken.
 """
 
 from __future__ import annotations
@@ -16,81 +17,21 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.grammar import Grammar
 from runtime.request import SamplingParams
+from runtime.server.anthropic_blocks import (
+    Block,
+    CacheControl,
+    MessageParam,
+    TemplateMessage,
+    TextBlock,
+    system_message,
+    template_messages,
+)
 from runtime.server.fields import CacheOptions
 from runtime.tokenizer.tool_calls import check_tools, tools_grammar
 from runtime.tokenizer.tool_format import ToolFormat
 
 MAX_BREAKPOINTS = 4
 """Blocks with `cache_control` in one request, as Anthropic has it."""
-
-_TTL_S = {"5m": 300.0, "1h": 3600.0}
-
-TemplateMessage = dict[str, Any]
-
-
-class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The prompt up to here is worth keeping for a while after its last use."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
-
-    @property
-    def duration_s(self) -> float:
-        """How long, in seconds."""
-        return _TTL_S[self.ttl]
-
-
-class TextBlock(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A text; what this server sent as one may be sent back with all its fields."""
-
-    text: str
-    cache_control: CacheControl | None = None
-    citations: list[Any] | None = None
-
-
-class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
-    """A call of a tool that the model made."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-    cache_control: CacheControl | None = None
-    caller: Any = None
-
-
-class ToolResultBlock(
-    msgspec.Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True
-):
-    """What a call came to."""
-
-    tool_use_id: str
-    content: str | list[TextBlock] | None = None
-    is_error: bool = False
-    cache_control: CacheControl | None = None
-
-
-Block = TextBlock | ToolUseBlock | ToolResultBlock
-
-
-class MessageParam(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
-
-    def blocks(self) -> list[Block]:
-        """Return its blocks; a bare text is one."""
-        return [TextBlock(self.content)] if isinstance(self.content, str) else self.content
-
-    def check(self, place: int) -> None:
-        """Raise InvalidRequest for a block that the role has not."""
-        kinds = {"user": ToolResultBlock, "assistant": ToolUseBlock, "system": TextBlock}
-        for number, block in enumerate(self.blocks()):
-            if not isinstance(block, TextBlock | kinds[self.role]):
-                raise InvalidRequest(
-                    f"a message of role {self.role} can't hold this kind of block",
-                    param=f"messages[{place}].content[{number}]",
-                )
 
 
 class ToolParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +45,9 @@ class ToolParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # ignored
     strict: Any = None
     eager_input_streaming: Any = None
+    defer_loading: Any = None
+    allowed_callers: Any = None
+    input_examples: Any = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates expect it."""
@@ -134,10 +78,25 @@ class ChooseNone(msgspec.Struct, tag_field="type", tag="none", forbid_unknown_fi
     """The model is not to call tools."""
 
 
-class ThinkingOff(
-    msgspec.Struct, tag_field="type", tag="disabled", forbid_unknown_fields=True, frozen=True
-):
-    """No thinking: the only kind served."""
+class Thinking(msgspec.Struct, forbid_unknown_fields=True):
+    """How much thinking is allowed; a reply makes no use of it: it has no such block."""
+
+    type: Literal["disabled", "enabled", "adaptive", "between_tools"]
+    budget_tokens: Any = None
+    display: Any = None
+
+
+class ClearThinking(msgspec.Struct, forbid_unknown_fields=True):
+    """Which thoughts of earlier turns leave the prompt: here all do, so it changes nothing."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Any = None
+
+
+class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
+    """What the server is to leave out of a long conversation."""
+
+    edits: list[ClearThinking] = []
 
 
 class JsonFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
@@ -161,9 +120,12 @@ class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     system: str | list[TextBlock] | None = None
     tools: list[ToolParam] | None = None
     tool_choice: ChooseAuto | ChooseAny | ChooseTool | ChooseNone | None = None
-    thinking: ThinkingOff | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    # ignored
+    speed: Any = None
 
     def check(self) -> None:
         """Raise InvalidRequest for what is not served."""
@@ -241,9 +203,9 @@ class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         given = self.messages
         if without_prefill and self.prefill is not None:
             given = given[:-1]
-        messages = _system(self.system)
+        messages = system_message(self.system)
         for message in given:
-            messages += _template_messages(message.role, message.blocks())
+            messages += template_messages(message.role, message.blocks())
         return messages
 
     def breakpoints(self) -> list[tuple[CacheControl, Conversation]]:
@@ -264,7 +226,7 @@ class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 )
         for place, message in enumerate(self.messages):
             for control, blocks in _marked_blocks(message.blocks()):
-                head_message = MessageParam(message.role, blocks)
+                head_message = MessageParam(message.role, [*blocks])
                 head = replace(bare, messages=[*self.messages[:place], head_message])
                 marks.append((control, head))
         if self.cache_control:
@@ -285,6 +247,7 @@ class MessagesRequest(Conversation, kw_only=True, forbid_unknown_fields=True):
     # ignored
     metadata: Any = None
     service_tier: Any = None
+    diagnostics: Any = None
 
     def check(self) -> None:
         """Raise InvalidRequest for what is not served."""
@@ -314,42 +277,3 @@ def _marked_blocks(blocks: Sequence[Block]) -> Iterator[tuple[CacheControl, list
     for end, block in enumerate(blocks, start=1):
         if block.cache_control:
             yield block.cache_control, list(blocks[:end])
-
-
-def _system(system: str | list[TextBlock] | None) -> list[TemplateMessage]:
-    text = system if isinstance(system, str) else "\n".join(block.text for block in system or ())
-    return [{"role": "system", "content": text}] if text else []
-
-
-def _template_messages(role: str, blocks: Sequence[Block]) -> list[TemplateMessage]:
-    """Return one message, or results of tools as messages of their own with texts between them."""
-    messages: list[TemplateMessage] = []
-    texts: list[str] = []
-    calls = []
-    for block in blocks:
-        match block:
-            case TextBlock():
-                texts.append(block.text)
-            case ToolUseBlock():
-                function = {"name": block.name, "arguments": block.input}
-                calls.append({"id": block.id, "type": "function", "function": function})
-            case ToolResultBlock():
-                if texts:
-                    messages.append({"role": role, "content": "\n".join(texts)})
-                    texts = []
-                messages.append(_result(block))
-    if role == "assistant":  # its texts are pieces of what it said, as they came
-        said: TemplateMessage = {"role": role, "content": "".join(texts)}
-        return [said | ({"tool_calls": calls} if calls else {})]
-    if texts or not messages:
-        messages.append({"role": role, "content": "\n".join(texts)})
-    return messages
-
-
-def _result(block: ToolResultBlock) -> TemplateMessage:
-    content = block.content
-    if not isinstance(content, str):
-        content = "\n".join(part.text for part in content or ())
-    if block.is_error:
-        content = f"Error: {content}"
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
