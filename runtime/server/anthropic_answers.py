@@ -163,12 +163,15 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorEvent(_Event, frozen=True, tag="error"):
-    """What went wrong, as an event and as a body."""
+    """What went wrong, as an event and as a body; a body tells the request's id."""
 
     error: ErrorDetail
+    request_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def error_answer(status: int, body: ErrorBody) -> tuple[int, ErrorEvent]:
+def error_answer(
+    status: int, body: ErrorBody, *, request_id: str | None = None
+) -> tuple[int, ErrorEvent]:
     """Return an error in Anthropic's words, from OpenAI's.
 
     A body of the wrong shape is 400 there, like any other wrong value.
@@ -178,4 +181,4 @@ def error_answer(status: int, body: ErrorBody) -> tuple[int, ErrorEvent]:
     message = body.message
     if body.param and body.param not in message:
         message = f"{body.param}: {message}"
-    return status, ErrorEvent(ErrorDetail(kind, message))
+    return status, ErrorEvent(ErrorDetail(kind, message), request_id or msgspec.UNSET)

@@ -67,6 +67,9 @@ class Forbidden(RequestError):
     """The tenant whose key a request brings may not do what it asks."""
 
 
+REQUEST_ID = "radixcache.request_id"
+"""Where the scope of a request has its id."""
+
 FAILED = ("error", "abort", "timeout")
 """Finish reasons of branches that gave no whole answer."""
 
@@ -130,6 +133,18 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
     return 500, ErrorBody(message="internal error; the server's log has it", type="server_error")
 
 
+def anthropic_error(error: Exception, *, request_id: str | None = None) -> tuple[int, ErrorEvent]:
+    """Return status and body of an error in Anthropic's words.
+
+    A prompt that is too long is told as agents look for it, who shorten their conversation then.
+    """
+    status, body = error_body(error)
+    if isinstance(error, PromptTooLong):
+        told = f"prompt is too long: {error.num_tokens} tokens > {error.max_tokens} maximum"
+        body = msgspec.structs.replace(body, message=f"{told}: {body.message}")
+    return error_answer(status, body, request_id=request_id)
+
+
 async def answer_error(request: Request, error: Exception) -> Response:
     """Turn an error into a response, in the words of the API that was called."""
     status, body = error_body(error)
@@ -144,7 +159,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         headers.update(error.headers)
     answer: ErrorAnswer | ErrorEvent = ErrorAnswer(body)
     if request.url.path.startswith("/v1/messages"):
-        status, answer = error_answer(status, body)
+        status, answer = anthropic_error(error, request_id=request.scope.get(REQUEST_ID))
     return json_response(answer, status=status, headers=headers)
 
 

@@ -36,13 +36,12 @@ from runtime.server.anthropic_answers import (
     TextDelta,
     TokenCount,
     ToolUseAnswer,
-    error_answer,
     usage_of,
 )
 from runtime.server.bodies import read_body
 from runtime.server.context import Caller, Served, caller_of
 from runtime.server.disconnect import EventStream, until_disconnect
-from runtime.server.errors import FAILED, error_body, failure_of, json_response
+from runtime.server.errors import FAILED, anthropic_error, failure_of, json_response
 from runtime.server.explaining import explained, spoken_by
 from runtime.server.generation import Ask, News, generate
 from runtime.server.prompts import anthropic_prompt
@@ -259,7 +258,7 @@ async def _events(news: AsyncGenerator[News, None], reply: Reply) -> AsyncGenera
     except OSError:
         raise
     except Exception as error:
-        yield error_answer(*error_body(error))[1].encoded()
+        yield anthropic_error(error)[1].encoded()
 
 
 class _Blocks:

@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.server.context import Caller, Served
-from runtime.server.errors import answer_error
+from runtime.server.errors import REQUEST_ID, answer_error
 from runtime.server.explaining import log_slow_misses
 from runtime.server.journal import Journal, request_id_of
 from runtime.server.logs import log_request
@@ -67,6 +67,7 @@ class Gate:
         headers = Headers(scope=scope)
         name = request_id_of(headers.get("x-request-id"), otherwise=f"req-{uuid.uuid4().hex}")
         journal = Journal(name, began=self._served.clock())
+        scope[REQUEST_ID] = name
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -5,6 +5,7 @@ Owns: their bodies and answers.  Does not know: completions.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -42,8 +43,9 @@ class ReadyAnswer(msgspec.Struct, frozen=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that is served.
+    """The model that is served, as clients of either API read it.
 
+    created        seconds since 1970 at which serving began; `created_at` is the same as a text
     max_model_len  longest sequence, prompt and output, in tokens
     """
 
@@ -52,13 +54,19 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "radixcache"
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All models served: one."""
+    """All models served: one, so that there is no page behind the first."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
+    first_id: str
+    last_id: str
+    has_more: bool = False
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -174,7 +182,8 @@ class Operations:
 
     async def models(self, request: HttpRequest) -> Response:
         """`GET /v1/models`: the one model that is served."""
-        return json_response(ModelList(data=[self._card()]))
+        card = self._card()
+        return json_response(ModelList(data=[card], first_id=card.id, last_id=card.id))
 
     async def model(self, request: HttpRequest) -> Response:
         """`GET /v1/models/{name}`: that model, or 404."""
@@ -242,8 +251,11 @@ class Operations:
         )
 
     def _card(self) -> ModelCard:
+        name, created = self._served.runtime.name, self._served.created
         return ModelCard(
-            id=self._served.runtime.name,
-            created=self._served.created,
+            id=name,
+            created=created,
             max_model_len=self._served.runtime.engine.config.max_len,
+            display_name=name,
+            created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         )

@@ -255,7 +255,7 @@ def test_a_mark_keeps_the_prefix_and_is_counted_as_created(
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"extra_body": {"thinking": {"type": "enabled", "budget_tokens": 2000}}}, "thinking"),
+        ({"extra_body": {"thinking": {"type": "hard"}}}, "thinking"),
         ({"extra_body": {"mcp_servers": []}}, "mcp_servers"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [{**WEATHER, "name": "a\nb"}]}, r"tools\[0\].name"),

@@ -102,6 +102,7 @@ def test_errors_have_anthropics_shape_and_kinds(
         assert answer.json()["type"] == "error"
         assert answer.json()["error"]["type"] == kind
         assert answer.headers["request-id"] == answer.headers["x-request-id"]
+        assert answer.json()["request_id"] == answer.headers["request-id"]
         assert "color" not in fields or "color" in answer.json()["error"]["message"]
 
 
@@ -119,6 +120,7 @@ def test_the_clients_header_is_the_key_and_its_lack_is_an_error_of_its_shape() -
         refused = client.post("/v1/messages", json=body())
         assert refused.status_code == 401
         assert refused.json()["error"]["type"] == "authentication_error"
+        assert refused.json()["request_id"] == refused.headers["request-id"]
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
         assert client.post("/v1/messages", json=body(), headers=headers).status_code == 200
 
