@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from radixcache.tokens import num_tokens
 from runtime.config import EngineConfig
 from runtime.errors import InvalidRequest, PromptTooLong
 from runtime.request import Request
@@ -23,16 +24,16 @@ def check_request(
     InvalidRequest (empty prompt, unknown token ids, more branches than run together, branches of
     nothing, stop strings without a tokenizer) or PromptTooLong.
     """
-    prompt, sampling = np.frombuffer(request.prompt, np.int32), request.sampling
-    if not len(prompt):
+    length, sampling = num_tokens(request.prompt), request.sampling
+    if not length:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
-    _check_ids("prompt", (int(prompt.min()), int(prompt.max())), vocab_size)
-    if len(prompt) >= config.max_len:
+    check_tokens(request.prompt, vocab_size)
+    if length >= config.max_len:
         raise PromptTooLong(
-            f"the prompt has {len(prompt)} tokens, and this server takes at most "
+            f"the prompt has {length} tokens, and this server takes at most "
             f"{config.max_len - 1} (max_len {config.max_len}, one token of output included): "
             "shorten it, or start the server with more K/V memory or max_len",
-            num_tokens=len(prompt),
+            num_tokens=length,
             max_tokens=config.max_len - 1,
         )
     _check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
@@ -47,6 +48,13 @@ def check_request(
         raise InvalidRequest("n is above 1, but max_tokens is 0: nothing branches", param="n")
     if sampling.stop and not has_tokenizer:
         raise InvalidRequest("stop strings need a tokenizer", param="stop")
+
+
+def check_tokens(tokens: bytes, vocab_size: int, *, param: str = "prompt") -> None:
+    """Raise InvalidRequest for packed ids of which the model does not have one; O(tokens)."""
+    ids = np.frombuffer(tokens, np.int32)
+    if len(ids):
+        _check_ids(param, (int(ids.min()), int(ids.max())), vocab_size)
 
 
 def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:

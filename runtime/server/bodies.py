@@ -33,6 +33,8 @@ async def read_body(request: HttpRequest, kind: type[Body], config: ServerConfig
         ) from None
     if is_deeper(text, config.max_json_depth):
         raise MalformedBody(f"the body is nested deeper than {config.max_json_depth} levels")
+    if not text.strip():
+        raise MalformedBody("the body is empty: send a JSON object, if only {}")
     try:
         body = msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError:

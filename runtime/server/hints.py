@@ -16,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from radixcache.lease import PrefixKey
+from runtime.accepting import check_tokens
 from runtime.engine import Engine
 from runtime.request import pack_prompt
 from runtime.server.bodies import read_body
@@ -115,18 +116,15 @@ class HintEndpoints:
         caller, tokens = await self._prompt(request, body)
 
         def hold(engine: Engine) -> RetainAnswer:
-            owner = caller.tenant
-            name = self._book.create(tokens, owner=owner, namespace=caller.namespace).session_id
-            try:
-                state = self._book.hold(name, body.seconds, owner=owner, then_ends=True)
-            except Exception:
-                self._book.close(name, owner=owner)
-                raise
-            if not state.held_tokens:
-                self._book.close(name, owner=owner)
+            state = self._book.retain(
+                tokens, body.seconds, owner=caller.tenant, namespace=caller.namespace
+            )
+            if state is None:
                 return RetainAnswer(id=None, held_tokens=0, held_for_s=0.0)
             return RetainAnswer(
-                id=name, held_tokens=state.held_tokens, held_for_s=round(state.held_for_s, 3)
+                id=state.session_id,
+                held_tokens=state.held_tokens,
+                held_for_s=round(state.held_for_s, 3),
             )
 
         return json_response(await self._served.engine.call(hold))
@@ -144,6 +142,7 @@ class HintEndpoints:
         """`POST /cache/abandon`: let go first what nobody else went on from."""
         body = await read_body(request, AbandonRequest, self._served.config)
         caller, tokens = await self._prompt(request, body)
+        check_tokens(tokens, self._served.runtime.engine.vocab_size)
 
         def abandon(engine: Engine) -> int:
             cache = engine.cache

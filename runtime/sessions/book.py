@@ -15,15 +15,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from radixcache.lease import PrefixKey
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
 from radixcache.tokens import common_prefix_len, num_tokens
+from runtime.accepting import check_tokens
 from runtime.engine import Engine
 from runtime.errors import (
     EngineFailure,
-    InvalidRequest,
     InvalidSetting,
     PromptTooLong,
     ServerBusy,
@@ -192,25 +190,47 @@ class SessionBook:
         if session is not None:
             self._use(session)
 
-    def hold(
-        self, session_id: str, seconds: float, *, owner: str = "", then_ends: bool = False
-    ) -> SessionState:
+    def hold(self, session_id: str, seconds: float, *, owner: str = "") -> SessionState:
         """Hold what is cached of a session for so long, such as while a tool runs.
 
-        seconds    from now on, whatever held it before; 0 lets go.  The session ends no earlier
-        then_ends  and no later, unless it is used
+        seconds  from now on, whatever held it before; 0 lets go.  The session ends no earlier
 
         Raises SessionNotFound, or InvalidRequest for a time that is none or too long.
         """
         session = self._find(session_id, owner)
-        most = self.limits.max_hold_s
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise InvalidRequest(f"seconds must be a number, not {seconds!r}", param="seconds")
-        if not 0 <= seconds <= most:
-            raise InvalidRequest(f"seconds must be from 0 to {most:g}", param="seconds")
-        session.held_until = 0.0
-        session.ends_with_hold = then_ends
+        self.limits.check_hold(seconds)
+        session.held_until, session.ends_with_hold = 0.0, False
         self._holds.keep(session, seconds)
+        self._touch(session)
+        return self._state(session)
+
+    def retain(
+        self,
+        tokens: bytes,
+        seconds: float,
+        *,
+        owner: str = "",
+        namespace: Namespace = DEFAULT_NAMESPACE,
+    ) -> SessionState | None:
+        """Hold what is cached of a prompt, by a session that ends with the hold unless it is used.
+
+        returns  None where nothing is held, and so no session opened: nothing of it is cached, or
+                 too much is held already
+
+        Raises InvalidRequest or PromptTooLong for the tokens or the time; ServerBusy beyond limits.
+        """
+        self.expire()
+        self._check_tokens(tokens)
+        self.limits.check_hold(seconds)
+        current = self._cache.epochs.current(namespace)
+        if not seconds or not self._cache.match_len(PrefixKey(current, tokens)):
+            return None
+        session = self._open(owner, current, parent=None)
+        session.tokens, session.ends_with_hold = tokens, True
+        self._holds.keep(session, seconds)
+        if not session.held:
+            self._drop(session)
+            return None
         self._touch(session)
         return self._state(session)
 
@@ -312,17 +332,13 @@ class SessionBook:
         return session
 
     def _check_tokens(self, tokens: bytes) -> None:
-        ids = np.frombuffer(tokens, np.int32)
-        vocab_size, max_len = self._engine.vocab_size, self._engine.config.max_len
-        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-            raise InvalidRequest(
-                f"token ids of this model lie from 0 to {vocab_size - 1}", param="prompt"
-            )
-        if len(ids) >= max_len:
+        check_tokens(tokens, self._engine.vocab_size)
+        length, max_len = num_tokens(tokens), self._engine.config.max_len
+        if length >= max_len:
             raise PromptTooLong(
-                f"the session would have {len(ids)} tokens, and at most {max_len - 1} leave room "
+                f"the session would have {length} tokens, and at most {max_len - 1} leave room "
                 "to generate: begin another, with less in it",
-                num_tokens=len(ids),
+                num_tokens=length,
                 max_tokens=max_len - 1,
             )
 

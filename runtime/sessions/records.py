@@ -9,7 +9,7 @@ import msgspec
 
 from radixcache.namespace import Namespace
 from radixcache.tokens import num_tokens
-from runtime.errors import InvalidSetting
+from runtime.errors import InvalidRequest, InvalidSetting
 from runtime.sessions.conversation import Conversation
 
 MAX_LIMIT_S = 1e9
@@ -47,6 +47,14 @@ class SessionLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise InvalidSetting(
                     f"{name} is {getattr(self, name)}: above 0, at most {MAX_LIMIT_S:g} seconds"
                 )
+
+    def check_hold(self, seconds: float) -> None:
+        """Raise InvalidRequest for a time that no hold has."""
+        most = self.max_hold_s
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise InvalidRequest(f"seconds must be a number, not {seconds!r}", param="seconds")
+        if not 0 <= seconds <= most:
+            raise InvalidRequest(f"seconds must be from 0 to {most:g}", param="seconds")
 
 
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):

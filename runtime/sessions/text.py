@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from radixcache.namespace import Namespace
+from runtime.accepting import check_tokens
 from runtime.errors import InvalidRequest
 from runtime.loading import Runtime
 from runtime.request import pack_prompt
@@ -84,7 +85,7 @@ def choice_tokens(runtime: Runtime, choices: Sequence[str | Sequence[int]]) -> l
         if isinstance(choice, str):
             ids.append(runtime.prompt_tokens(choice, begun=True))
         elif isinstance(choice, list | tuple):
-            ids.append(list(choice))
+            ids.append(_checked(runtime, choice, param=f"choices[{place}]"))
         else:
             raise InvalidRequest(
                 f"a choice is a text or a list of token ids, not {choice!r:.60}",
@@ -92,6 +93,14 @@ def choice_tokens(runtime: Runtime, choices: Sequence[str | Sequence[int]]) -> l
             )
     check_choices(ids)
     return ids
+
+
+def _checked(runtime: Runtime, ids: Sequence[int], *, param: str) -> list[int]:
+    try:
+        check_tokens(pack_prompt(ids), runtime.engine.vocab_size)
+    except InvalidRequest as error:
+        raise InvalidRequest(str(error), param=param) from None
+    return list(ids)
 
 
 def replied(

@@ -7,7 +7,7 @@ import pytest
 from radixcache import Namespace, Quota
 from radixcache.tokens import pack_tokens
 from runtime.errors import SessionNotFound
-from tests.support.session_bench import SessionBench
+from tests.support.session_bench import PREFIX, SessionBench
 
 
 def test_a_use_does_not_shorten_a_long_hold() -> None:
@@ -122,10 +122,10 @@ def test_a_request_beyond_its_own_quota_ends_holds_of_its_own_while_others_run()
 
 def test_a_hold_that_is_all_there_is_to_a_session_takes_it_along() -> None:
     bench = SessionBench(idle_s=100.0)
-    kept, used = bench.create(), bench.create()
-    for session in (kept, used):
-        bench.generate(session)
-        bench.book.hold(session, 2, then_ends=True)
+    bench.ask(PREFIX)
+    both = [bench.book.retain(pack_tokens(PREFIX), 2) for _ in range(2)]
+    kept, used = [state.session_id for state in both if state is not None]
+    assert bench.book.state(kept).held_tokens
     bench.append(used, [1])  # somebody goes on with it after all
     bench.now = 3.0
     with pytest.raises(SessionNotFound):

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from runtime.loading import Runtime
+from runtime.server.config import ServerConfig
 from runtime.server.tenants import Tenant, Tenants
 from tests.support.served import quick_runtime, serving
 from tests.support.session_client import FOUR, USER, SessionClient
@@ -73,6 +74,19 @@ def test_nothing_is_held_of_what_is_not_cached(http: httpx.Client) -> None:
     assert hint(http, "abandon", prompt=ONE, cache_salt="x") == {"abandoned_blocks": 0}
 
 
+def test_what_would_hold_nothing_is_no_session_too_many(runtime: Runtime) -> None:
+    settings = ServerConfig(max_sessions=1)
+    with (
+        serving(runtime, settings=settings) as url,
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        ask(http, ONE)
+        SessionClient.open(http)
+        assert hint(http, "retain", prompt=TWO, seconds=60)["id"] is None
+        assert hint(http, "retain", prompt=ONE, seconds=0)["id"] is None
+        assert "close" in hint(http, "retain", 429, prompt=ONE, seconds=60)["error"]["message"]
+
+
 def test_a_conversation_is_abandoned_with_its_last_reply(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "Say a lot. " * 12}]
     body = {"messages": messages, "max_tokens": 40, "ignore_eos": True}
@@ -96,6 +110,8 @@ def test_a_conversation_is_abandoned_with_its_last_reply(http: httpx.Client) -> 
         ("release", {}, 422),
         ("abandon", {}, 400),
         ("abandon", {"prompt": ONE, "nonsense": 1}, 422),
+        ("abandon", {"prompt": [49152]}, 400),
+        ("retain", {"prompt": [49152], "seconds": 1}, 400),
     ],
 )
 def test_a_wrong_hint_is_refused_and_leaves_nothing_behind(

@@ -290,7 +290,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("generate", {"priority": 1 << 40}, 400, "priority"),
     ("score", {"choices": []}, 400, "choices"),
     ("score", {"choices": ["x", ""]}, 400, "choices[1]"),
-    ("score", {"choices": [[49152]]}, 400, "prompt"),
+    ("score", {"choices": ["x", [49152]]}, 400, "choices[1]"),
     ("score", {"choices": ["x"] * 257}, 400, "choices"),
     ("score", {"choices": "x"}, 422, "choices"),
     ("score", {"choices": ["x"], "timeout_s": -1}, 400, "timeout_s"),
