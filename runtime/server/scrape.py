@@ -11,6 +11,7 @@ import msgspec
 
 from radixcache.namespace import Namespace
 from radixcache.stats import NamespaceStats
+from runtime.engine import Engine
 from runtime.errors import EngineFailure
 from runtime.metrics import NO_TENANT, TenantBlocks
 from runtime.server.context import Caller, Served
@@ -29,13 +30,19 @@ async def scraped_metrics(served: Served, caller: Caller) -> bytes:
             "server with --open-metrics"
         )
     try:
-        namespaces = await served.engine.call(lambda engine: engine.cache.namespaces())
+        namespaces = await served.engine.call(_namespaces_now)
         curves = await served.engine.call(lambda engine: curves_of(engine, served, caller))
     except EngineFailure:  # the counters are still worth seeing, now more than ever
         namespaces, curves = {}, None
     served.metrics.curve, served.metrics.tenant_curves = gauges_of(curves or [])
     served.metrics.tenant_blocks = blocks_by_tenant(served, namespaces)
     return served.metrics.render()
+
+
+def _namespaces_now(engine: Engine) -> Mapping[Namespace, NamespaceStats]:
+    """What each namespace owns, after holds whose time is over: an engine at rest ends none."""
+    engine.cache.expire()
+    return engine.cache.namespaces()
 
 
 def blocks_by_tenant(

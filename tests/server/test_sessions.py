@@ -342,3 +342,18 @@ def test_stopping_the_server_closes_every_session(runtime: Runtime) -> None:
             SessionClient.open(http, prompt=prompt).post("generate", **FOUR)
         assert runtime.engine.stats().cache.num_holds == 2
     assert runtime.engine.stats().cache.num_holds == 0
+
+
+def test_metrics_of_an_engine_at_rest_show_no_hold_whose_time_is_over(
+    clock: Clock, http: httpx.Client
+) -> None:
+    def num_holds() -> str:
+        lines = http.get("/metrics").text.splitlines()
+        return next(line for line in lines if line.startswith("radixcache_cache_holds ")).split()[1]
+
+    session = SessionClient.open(http, prompt=[5] * 40)
+    session.post("generate", **FOUR)
+    assert num_holds() == "1.0"
+    clock.now += 61
+    num_holds()  # the engine's thread tells its counters between two calls
+    assert num_holds() == "0.0"
