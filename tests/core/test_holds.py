@@ -322,6 +322,23 @@ def test_a_hold_stays_within_a_lowered_limit_and_counts_for_it(cache):
     assert cache.namespaces()[A].num_pinned == 3
 
 
+def test_counts_of_a_namespace_whose_last_hold_has_ended_do_not_live_on(timed, clock):
+    hold = retain(timed, [7], 1.0, A)  # of nothing, which is all that A has
+    clock.now += 1.0
+    assert A in timed.namespaces()
+    assert timed.set_quota(A, None) == 0
+    assert hold.has_ended
+    assert A not in timed.namespaces()
+
+
+def test_what_was_held_until_now_is_room_for_a_limit_that_is_lowered(timed, clock):
+    insert(timed, [1, 2, 3, 4], A)
+    retain(timed, [1, 2, 3], 1.0, A)
+    clock.now += 1.0
+    assert timed.set_quota(A, Quota(hard_limit=1)) == 3
+    assert timed.namespaces()[A].num_pinned == 0
+
+
 def test_a_hold_is_not_a_use(make_cache):
     cache = make_cache(3)
     for token in (1, 2, 3):
