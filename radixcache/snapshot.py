@@ -24,7 +24,7 @@ from radixcache.tokens import TOKEN_BYTES
 MAGIC = b"RXTREE"
 """The first bytes of every manifest."""
 
-VERSION = 1
+VERSION = 2
 """The form that is written, and the only one that is read."""
 
 _HEADER_BYTES = len(MAGIC) + 2 + 32
@@ -40,6 +40,7 @@ class _SavedNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     last_access: int
     created: int
     num_hits: int
+    is_abandoned: bool
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -67,6 +68,7 @@ def dump_tree(cache: RadixCache) -> bytes:
                 last_access=node.last_access,
                 created=node.created,
                 num_hits=node.num_hits,
+                is_abandoned=node.is_abandoned,
             )
         )
     body = msgspec.msgpack.encode(_Body(cache.config.block_size, saved))
@@ -76,8 +78,8 @@ def dump_tree(cache: RadixCache) -> bytes:
 def load_tree(cache: RadixCache, manifest: bytes) -> dict[int, int]:
     """Fill an empty cache from a manifest; return the new block id of each old one.
 
-    Copy each block's K/V before the next step runs.  Order of eviction, hits and creation times
-    are as they were.  O(nodes + tokens).
+    Copy each block's K/V before the next step runs.  Hits, creation times and the order of eviction
+    are as they were, what is abandoned first; priorities are not kept.  O(nodes + tokens).
     Raises InvalidSnapshot for a damaged or foreign manifest, another block size, a cache that is
     not empty, or a pool or quota too small; the cache is untouched then.
     """
@@ -97,6 +99,10 @@ def load_tree(cache: RadixCache, manifest: bytes) -> dict[int, int]:
         for observer in cache.room.observers:
             observer.stored(node, len(block_ids))
         nodes.append(node)
+    for node, saved in zip(nodes, body.nodes, strict=True):
+        if saved.is_abandoned:  # now that what hangs below it is there
+            node.is_abandoned = True
+            cache.pins.reranked(node)
     cache.advance_clock(max((saved.last_access for saved in body.nodes), default=0))
     return mapping
 
@@ -150,6 +156,8 @@ def _check_fits(cache: RadixCache, body: _Body) -> None:
             raise InvalidSnapshot(f"node {place} hangs below one that does not come before it")
         if saved.parent >= 0 and body.nodes[saved.parent].namespace != saved.namespace:
             raise InvalidSnapshot(f"node {place} is in another namespace than its parent")
+        if saved.parent >= 0 and body.nodes[saved.parent].is_abandoned > saved.is_abandoned:
+            raise InvalidSnapshot(f"node {place} is in use, and its parent is abandoned")
         if not saved.block_ids or len(saved.edge) != len(saved.block_ids) * block_bytes:
             raise InvalidSnapshot(f"node {place}: its tokens do not fill its blocks")
         first = (saved.parent, saved.namespace, saved.edge[:block_bytes])

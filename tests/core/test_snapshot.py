@@ -70,6 +70,17 @@ def test_the_order_of_eviction_is_kept() -> None:
         new.check()
 
 
+def test_what_nobody_comes_back_to_goes_first_after_loading_too() -> None:
+    old, new = filled(), empty()
+    insert(old, [7, 7, 7, 7, 8, 8], TENANT)
+    assert old.abandon(PrefixKey.of([7, 7, 7, 7, 8, 8], TENANT)) == 3
+    load_tree(new, dump_tree(old))
+    new.check()
+    assert new.evict(3) == 3
+    assert new.match_len(PrefixKey.of([7, 7], TENANT)) == 0
+    assert new.match_len(PrefixKey.of(list(range(8)))) == 8
+
+
 def test_what_is_used_after_loading_is_newer_than_all_that_was_loaded() -> None:
     new = empty()
     load_tree(new, dump_tree(filled()))
@@ -116,6 +127,7 @@ def node(**changes: object) -> list[object]:
         "last_access": 1,
         "created": 1,
         "num_hits": 0,
+        "is_abandoned": False,
     }
     return list((fields | changes).values())
 
@@ -131,6 +143,10 @@ WRONG = {
     "a child in another namespace": [
         2,
         [node(), node(parent=0, block_ids=[1], namespace={"salt": "x"})],
+    ],
+    "a child in use below what is abandoned": [
+        2,
+        [node(is_abandoned=True), node(parent=0, block_ids=[1])],
     ],
     "more blocks than the pool has": [2, [node(edge=bytes(8 * 33), block_ids=list(range(33)))]],
     "another form": {"nodes": []},
