@@ -19,7 +19,7 @@ from radixcache.cache import RadixCache
 from radixcache.deadlines import Hold
 from radixcache.lease import PrefixKey
 from radixcache.namespace import Namespace
-from runtime.accepting import check_request
+from runtime.accepting import check_request, longest_of
 from runtime.config import EngineConfig
 from runtime.engine_stats import EngineStats
 from runtime.errors import (
@@ -31,7 +31,7 @@ from runtime.errors import (
 )
 from runtime.live import LiveRequest
 from runtime.plan import Executor, StepPlan, StepResult, merge_results
-from runtime.request import FinishReason, Request, RequestOutput, SamplingParams
+from runtime.request import NO_ROOM, FinishReason, Request, RequestOutput, SamplingParams
 from runtime.scheduler.public import PUBLIC, PublicPrefix
 from runtime.scheduler.scheduler import Applied, Scheduler, Step
 from runtime.sequence import Sequence
@@ -102,9 +102,15 @@ class Engine:
         check_request(
             request,
             self.config,
+            max_len=self.longest_of(request.namespace),
             vocab_size=self.vocab_size,
             has_tokenizer=self.tokenizer is not None,
         )
+
+    def longest_of(self, namespace: Namespace) -> int:
+        """Return how many tokens a sequence of a namespace may have; O(1)."""
+        held = self._public_hold.num_tokens if self._public_hold else 0
+        return longest_of(namespace, self.cache, max_len=self.config.max_len, num_held=held)
 
     @property
     def is_full(self) -> bool:
@@ -134,7 +140,7 @@ class Engine:
             request,
             self.tokenizer,
             self._eos_ids,
-            max_len=self.config.max_len,
+            max_len=self.longest_of(request.namespace),
             submitted=now,
         )
         live.begin(sequence)
@@ -153,7 +159,6 @@ class Engine:
         """Let every namespace have a prefix by copy; return the request that computes it.
 
         tokens  packed ids of the prefix, such as a system prompt; replaces an earlier one
-
         Submit the request, and `hold_public` when it has ended.  Until then nothing is shared.
         """
         self.scheduler.admission.public = PublicPrefix(self.cache, tokens)
@@ -394,5 +399,5 @@ class Engine:
         live = self._live[self.scheduler.waiting[0].request.request_id]
         if self.give_way(live.request.namespace):
             return []
-        reason = "the pool has no room: its blocks are held by leases outside the engine"
-        return self._end_all(live, "error", error=reason)
+        reason = "what is left of it is kept for others, by their quotas or outside the engine"
+        return self._end_all(live, "error", error=f"{NO_ROOM}: {reason}")

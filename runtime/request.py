@@ -20,6 +20,9 @@ from runtime.plan import TokenLogprobs
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 """Why a branch ended: its own stop, a length limit, the caller, its deadline, or a failed step."""
 
+NO_ROOM = "the pool has no room for the request"
+"""What the error of a branch begins with that could not go on for want of blocks."""
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_LEN = 1024
 MAX_STOP_TOKEN_IDS = 256

@@ -33,7 +33,7 @@ from runtime.errors import (
     SessionBusy,
     SessionNotFound,
 )
-from runtime.request import RequestOutput
+from runtime.request import NO_ROOM, RequestOutput
 from runtime.server.answers import ErrorAnswer, ErrorBody
 from runtime.server.anthropic_answers import ErrorEvent, error_answer
 
@@ -86,7 +86,7 @@ def failure_of(output: RequestOutput) -> Exception:
     error = output.error or "the request failed on the server's side"
     if error.startswith(_GRAMMAR_FAILED):  # while it was followed: it grew too complex
         return InvalidRequest(f"what the output must look like can't be enforced: {error}")
-    return HTTPException(500, error)
+    return HTTPException(503 if error.startswith(NO_ROOM) else 500, error)
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:

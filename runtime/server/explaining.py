@@ -18,7 +18,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from radixcache.lease import PrefixKey
-from runtime.accepting import check_request
 from runtime.engine import Engine
 from runtime.errors import InvalidRequest
 from runtime.misses.finding import Finding, Spoken, find_miss, tell_miss
@@ -159,10 +158,19 @@ async def explain_prompts(
     Raises what a request with such a prompt would be refused by; EngineFailure where the engine is
     gone.
     """
-    packed = [_checked(served, ids) for ids in prompts]
+    packed = [pack_prompt(ids) for ids in prompts]
 
     def find(engine: Engine) -> list[Finding]:
         namespace = engine.cache.epochs.current(caller.namespace)  # callers know of no epochs
+        for tokens in packed:
+            engine.validate(
+                Request(
+                    request_id="explain",
+                    prompt=tokens,
+                    sampling=SamplingParams(max_tokens=1),
+                    namespace=namespace,
+                )
+            )
         return [
             find_miss(
                 engine.cache,
@@ -221,18 +229,3 @@ def log_slow_misses(journal: Journal, slow_miss_s: float) -> None:
     for miss in journal.misses:
         if miss["cause"] != "hit":
             _log.warning("slow miss", extra={"fields": shown | miss})
-
-
-def _checked(served: Served, ids: Sequence[int]) -> bytes:
-    """Pack a prompt that could be served.  Raises InvalidRequest, PromptTooLong."""
-    runtime = served.runtime
-    request = Request(
-        request_id="explain", prompt=pack_prompt(ids), sampling=SamplingParams(max_tokens=1)
-    )
-    check_request(
-        request,
-        runtime.engine.config,
-        vocab_size=runtime.engine.vocab_size,
-        has_tokenizer=True,
-    )
-    return request.prompt

@@ -182,13 +182,13 @@ class Operations:
 
     async def models(self, request: HttpRequest) -> Response:
         """`GET /v1/models`: the one model that is served."""
-        card = self._card()
+        card = await self._card(request)
         return json_response(ModelList(data=[card], first_id=card.id, last_id=card.id))
 
     async def model(self, request: HttpRequest) -> Response:
         """`GET /v1/models/{name}`: that model, or 404."""
         self._served.check_model(request.path_params["name"])
-        return json_response(self._card())
+        return json_response(await self._card(request))
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """`POST /tokenize`: the ids of a prompt or a conversation."""
@@ -202,7 +202,7 @@ class Operations:
         return json_response(
             TokenizeAnswer(
                 count=len(ids),
-                max_model_len=self._served.runtime.engine.config.max_len,
+                max_model_len=await self._max_len(request),
                 tokens=ids,
                 token_strs=texts,
             )
@@ -250,12 +250,16 @@ class Operations:
             namespace=caller.namespace,
         )
 
-    def _card(self) -> ModelCard:
+    async def _max_len(self, request: HttpRequest) -> int:
+        namespace = caller_of(request).namespace
+        return await self._served.engine.call(lambda engine: engine.longest_of(namespace))
+
+    async def _card(self, request: HttpRequest) -> ModelCard:
         name, created = self._served.runtime.name, self._served.created
         return ModelCard(
             id=name,
             created=created,
-            max_model_len=self._served.runtime.engine.config.max_len,
+            max_model_len=await self._max_len(request),
             display_name=name,
             created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         )

@@ -370,3 +370,29 @@ def test_quotas_of_the_file_hold_in_the_pool(runtime: Runtime) -> None:
                 assert namespaces[small].num_evictable <= limit
     owned = sum(stats.num_evictable for stats in namespaces.values())
     assert owned > 40
+
+
+def test_a_prompt_beyond_a_tenants_quota_is_the_callers_mistake_and_told_beforehand() -> None:
+    tenants = Tenants(
+        {
+            "small": Tenant(keys=("sk-small-123",), quota=Share(hard=0.25)),
+            "large": Tenant(keys=("sk-large-123",)),
+        },
+        secret=SECRET,
+    )
+    with (
+        serving(quick_runtime(), tenants=tenants) as url,
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        for key, most in (("sk-small-123", 256), ("sk-large-123", 1024)):
+            headers = {"x-api-key": key}
+            (card,) = http.get("/v1/models", headers=headers).json()["data"]
+            assert card["max_model_len"] == most
+            body = {"prompt": [7] * most, "max_tokens": 8, "ignore_eos": True}
+            for path in ("/v1/completions", "/cache/explain"):
+                answer = http.post(path, json=body, headers=headers)
+                assert answer.status_code == 400
+                assert answer.json()["error"]["code"] == "context_length_exceeded"
+            body["prompt"] = [7] * (most - 5)
+            usage = http.post("/v1/completions", json=body, headers=headers).json()["usage"]
+            assert usage["total_tokens"] == most

@@ -1,0 +1,67 @@
+"""The longest sequence of a namespace, beside a public prefix and within a quota."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixcache import Namespace, Quota
+from runtime.errors import PromptTooLong
+from tests.support.engine_bench import EngineBench
+
+SYSTEM = list(range(8))
+ACME, EVIL = Namespace(salt="acme"), Namespace(salt="evil")
+
+
+def bench_of(*, block_size: int, public: bool, hard: int | None) -> EngineBench:
+    bench = EngineBench(num_blocks=32 // block_size, block_size=block_size)
+    if hard is not None:
+        bench.cache.set_quota(ACME, Quota(hard_limit=hard // block_size))
+    if public:
+        bench.share_publicly(SYSTEM)
+    return bench
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize(("hard", "most"), [(None, 32), (16, 16), (28, 28)])
+def test_what_is_accepted_is_served_to_its_end_whatever_its_length(
+    block_size: int, public: bool, hard: int | None, most: int
+) -> None:
+    if public:
+        most = min(most, 32 - len(SYSTEM))
+    bench = bench_of(block_size=block_size, public=public, hard=hard)
+    assert bench.engine.longest_of(ACME) == most
+    bench.submit("other", [40, 41, 42], namespace=EVIL, max_tokens=12)
+    for length in range(1, 33):
+        prompt = [*SYSTEM, *range(10, 34)][:length]
+        if length >= most:
+            with pytest.raises(PromptTooLong, match=f"at most {most - 1} "):
+                bench.submit(f"a{length}", prompt, namespace=ACME)
+            continue
+        bench.submit(f"a{length}", prompt, namespace=ACME, max_tokens=None)
+        bench.run()
+        assert bench.engine.stats().finished.get("error") is None
+        assert len(prompt) + len(bench.output(f"a{length}")) == most
+    bench.check_idle()
+
+
+def test_a_limit_that_is_the_tenants_own_is_told_as_such() -> None:
+    bench = bench_of(block_size=2, public=False, hard=16)
+    with pytest.raises(PromptTooLong, match=r"quotas leave you.*ask the operator"):
+        bench.submit("a", [5] * 16, namespace=ACME)
+    with pytest.raises(PromptTooLong, match=r"max_len 32.*K/V memory"):
+        bench.submit("a", [5] * 32, namespace=EVIL)
+
+
+def test_what_others_shares_leave_no_room_for_says_so() -> None:
+    bench = EngineBench(num_blocks=16)
+    bench.cache.set_quota(EVIL, Quota(soft_limit=8))
+    bench.submit("theirs", [5] * 7, namespace=EVIL, max_tokens=1)
+    bench.run()
+    bench.submit("mine", [6] * 12, namespace=ACME, max_tokens=1)
+    bench.run()
+    news = bench.news["mine"][-1]
+    assert news.finish_reason == "error"
+    assert news.error is not None
+    assert news.error.startswith("the pool has no room for the request: ")
+    bench.check_idle()
