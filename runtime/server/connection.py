@@ -3,7 +3,8 @@
 Owns: the timers of a connection, and uvicorn's settings.  Does not know: requests and answers.
 Idea: uvicorn waits for headers, and for a client that doesn't read, as long as they like.  Both
 have a moment when the waiting begins and one when it ends, so a timer between them is enough; a
-token that is sent pays nothing.
+token that is sent pays nothing.  What a client sends is bounded too: in how many pieces a body may
+come, and how much of one is read that was answered already, as each piece costs the loop its time.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runtime.server.config import ServerConfig
+
+MAX_PIECES = 16384
+"""Chunks in which a body may come; each takes about 10 µs, however few bytes it has."""
+
+MAX_UNREAD = 64 << 10
+"""Bytes read of a body whose request was answered before it was whole, so that the connection can
+go on to the next one; what comes after them is dropped, and the connection is cut in time."""
 
 
 def uvicorn_settings(app: Starlette, config: ServerConfig, **other: Any) -> uvicorn.Config:
@@ -50,6 +59,8 @@ class BoundedProtocol(H11Protocol):
         """Begin: the first headers must be whole in time."""
         self._headers_due = _Due(self)
         self._write_due = _Due(self)
+        self._num_unread = 0
+        self.conn = _Requests(h11.SERVER, self.limits.max_header_bytes)
         super().connection_made(transport)
         # Whatever the client's side of the connection does not take counts as unread.
         transport.set_write_buffer_limits(0)
@@ -67,11 +78,28 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes in; the timer runs from a request's first byte to the end of its headers."""
         before = self.cycle
-        super().data_received(data)
+        if self._is_answered:
+            self._num_unread += len(data)
+        if self._num_unread <= MAX_UNREAD:
+            super().data_received(data)
         if self.cycle is not before:
+            self._num_unread = 0
             self._headers_due.end()
         elif before is None or before.response_complete:
             self._headers_due.begin(self.limits.header_timeout_s)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; where an answer has begun already, close is all that is left."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    @property
+    def _is_answered(self) -> bool:
+        """True while the rest of a body arrives whose request has its answer."""
+        is_over = self.cycle is not None and self.cycle.response_complete
+        return is_over and self.conn.their_state is h11.SEND_BODY
 
     def pause_writing(self) -> None:
         """The client's buffer is full: it must read on in time."""
@@ -82,6 +110,29 @@ class BoundedProtocol(H11Protocol):
         """The client has read on."""
         self._write_due.end()
         super().resume_writing()
+
+
+class _Requests(h11.Connection):
+    """Reads requests; refuses those that a proxy may read otherwise, and bodies in crumbs.
+
+    A request with two lengths is read by the chunked one, as RFC 9112 has it; a proxy that goes by
+    the other one would take what is left for a request of somebody else (section 6.3).
+    """
+
+    _num_pieces = 0
+
+    def next_event(self) -> Any:
+        """Return the next event.  Raises RemoteProtocolError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_pieces = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        elif isinstance(event, h11.Data):
+            self._num_pieces += 1
+            if self._num_pieces > MAX_PIECES:
+                raise h11.RemoteProtocolError("too many chunks")
+        return event
 
 
 class _Due:

@@ -6,12 +6,14 @@ import random
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
 
 from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
+from runtime.server.connection import MAX_PIECES, MAX_UNREAD
 from runtime.server.tenants import Tenant, Tenants
 from tests.support.served import quick_runtime, serving, wait_until_idle
 
@@ -61,14 +63,18 @@ def url(runtime: Runtime) -> Iterator[str]:
         yield url
 
 
-def answer_to(url: str, sent: bytes) -> bytes:
-    """All that comes back until the server closes, which it does in any case."""
+def answer_to(url: str, sent: bytes, *, then_ends: bool = False) -> bytes:
+    """All that comes back until the server closes, which it does in any case.
+
+    then_ends  whether the client ends its side, which the server takes for going away
+    """
     host, port = url.removeprefix("http://").split(":")
     parts = []
     with socket.create_connection((host, int(port)), timeout=20) as client:
         try:
             client.sendall(sent)
-            client.shutdown(socket.SHUT_WR)
+            if then_ends:
+                client.shutdown(socket.SHUT_WR)
             while part := client.recv(65536):
                 parts.append(part)
         except (ConnectionResetError, BrokenPipeError):
@@ -83,7 +89,7 @@ def test_shuffled_pieces_of_http_break_nothing(runtime: Runtime, url: str, seed:
         pieces = rng.choices(PIECES, k=rng.randint(1, 8))
         if rng.random() < 0.5:
             pieces.insert(0, PIECES[rng.randrange(2)])
-        answer = answer_to(url, b"".join(pieces))
+        answer = answer_to(url, b"".join(pieces), then_ends=True)
         assert not re.search(rb"HTTP/1\.1 5\d\d", answer), pieces
     good = httpx.post(url + "/v1/completions", content=BODY, headers={"x-api-key": KEY})
     assert good.status_code == 200
@@ -100,3 +106,66 @@ def test_headers_may_hold_any_byte_that_http_lets_through(url: str, name: str) -
         assert answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 401")), byte
         (told,) = re.findall(rb"(?im)^x-request-id: (.*)\r$", answer)
         assert re.fullmatch(rb"[!-~]{1,128}", told)
+
+
+ANONYMOUS = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+ASKED = ANONYMOUS + b"x-api-key: " + KEY.encode() + b"\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+NEXT = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+def statuses(answer: bytes) -> list[bytes]:
+    return re.findall(rb"HTTP/1\.1 (\d+)", answer)
+
+
+@pytest.mark.parametrize("length", [0, 5, len(NEXT)])
+def test_a_request_with_two_lengths_is_refused_and_nothing_behind_it_is_read(
+    url: str, length: int
+) -> None:
+    head = ASKED + f"Content-Length: {length}\r\n".encode() + CHUNKED
+    assert statuses(answer_to(url, head + b"0\r\n\r\n" + NEXT)) == [b"400"]
+
+
+@pytest.mark.parametrize("head", [ASKED, ANONYMOUS])
+def test_a_body_in_crumbs_is_refused_before_it_takes_long(url: str, head: bytes) -> None:
+    whole = b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
+    crumbs = b"1\r\n \r\n"
+    assert b"500" not in statuses(answer_to(url, head + CHUNKED + crumbs * 300_000 + whole))
+    if head == ASKED:
+        few = answer_to(url, head + CHUNKED + crumbs * (MAX_PIECES - 1) + whole + NEXT)
+        assert statuses(few) == [b"200", b"200"]
+        assert statuses(answer_to(url, head + CHUNKED + crumbs * MAX_PIECES + whole))[:1] != [
+            b"200"
+        ]
+
+
+def test_what_follows_an_answer_is_read_while_it_is_short_and_dropped_beyond(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    for size, is_read in ((MAX_UNREAD, True), (4 * MAX_UNREAD, False)):
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(ANONYMOUS + f"Content-Length: {size}\r\n\r\n".encode())
+            answer = b""
+            while b"invalid_api_key" not in answer:  # told before the body is there
+                answer += client.recv(65536)
+            client.sendall(b" " * size + (b"" if is_read else NEXT))
+            if is_read:
+                client.sendall(NEXT)
+            answer = b""
+            with suppress(ConnectionResetError):
+                while part := client.recv(65536):
+                    answer += part
+        assert statuses(answer) == [b"200"] * is_read
+
+
+def test_a_bad_chunk_behind_an_answer_closes_the_connection_and_is_no_fault_of_ours(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(ANONYMOUS + CHUNKED)
+        answer = b""
+        while b"invalid_api_key" not in answer:
+            answer += client.recv(65536)
+        client.sendall(b"-5\r\nhello\r\n")
+        assert client.recv(65536) == b""
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
