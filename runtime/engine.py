@@ -9,6 +9,7 @@ engine runs in tests without a model.
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from runtime.errors import (
     EngineFailure,
     InvalidRequest,
     InvalidSetting,
+    RequestError,
     ServerBusy,
 )
 from runtime.live import LiveRequest
@@ -37,7 +39,7 @@ from runtime.scheduler.scheduler import Applied, Scheduler, Step
 from runtime.sequence import Sequence
 from runtime.tokenizer.load import Tokenizer
 
-__all__ = ["Engine", "EngineStats", "Executor"]
+_log = logging.getLogger("radixcache")
 
 
 class Engine:
@@ -76,8 +78,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.scheduler = Scheduler(cache, config)
-        # Asked to let go of what is held outside the engine, where a request of a namespace finds
-        # no room; True where that may have helped.
+        # Lets go of what is held outside the engine, for want of room; True if that may help.
         self.give_way: Callable[[Namespace], bool] = lambda namespace: False
         self.on_end: Callable[[Sequence], None] = lambda sequence: None  # of itself, not aborted
         self._executor = executor
@@ -321,6 +322,8 @@ class Engine:
     ) -> list[RequestOutput]:
         """End every branch of a request at once, and return their last news."""
         if isinstance(error, Exception):
+            if not isinstance(error, RequestError):
+                _log.error("request %s failed", live.request.request_id, exc_info=error)
             error = f"{type(error).__name__}: {error}"
         ended = []
         for branch in list(live.branches.values()):
@@ -364,6 +367,8 @@ class Engine:
         """
         self._totals["failed_steps"] += 1
         is_whole = plan.num_slices == 1 or isinstance(error, CopiesFailed)
+        if not is_whole:
+            _log.error("a step failed, and is computed again in parts", exc_info=error)
         results: list[tuple[Sequence, StepResult]] = []
         failed: list[tuple[Sequence, Exception]] = []
         for sequence, piece in zip(self.scheduler.planned(), plan.slices, strict=True):

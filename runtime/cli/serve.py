@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import errno
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from runtime.kv_events import KVEventPublisher
 
 
+_log = logging.getLogger("radixcache")
+
+
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("serve", help="serve the model over HTTP, as OpenAI does")
@@ -59,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
         events = kv_events_of(args)
         if events is not None:
             cleanup.callback(events.close)
-        with shown_progress(quiet=args.json) as progress:
+        set_up_logs(args.log_format, args.log_level)  # loading may have something to say
+        with shown_progress(quiet=args.json or args.log_format == "json") as progress:
             observers = () if events is None else (events.recorder,)
             runtime = load_runtime(config, progress=progress, observers=observers)
         listener.listen()  # or who connects at once when it is announced would be refused
-        _announce(runtime, listener, events, as_json=args.json)
-        set_up_logs(args.log_format, args.log_level)
+        _announce(args, runtime, listener, events)
         app = create_app(
             runtime,
             settings,
@@ -122,16 +126,16 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _announce(
+    args: argparse.Namespace,
     runtime: Runtime,
     listener: socket.socket,
     events: KVEventPublisher | None,
-    *,
-    as_json: bool,
 ) -> None:
+    """Say where the server is: on standard output for programs, else where its log goes."""
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     memory = runtime.memory
-    if as_json:
+    if args.json:
         ready = {
             "url": url,
             "model": runtime.name,
@@ -143,10 +147,12 @@ def _announce(
         print(msgspec.json.encode(ready).decode(), flush=True)
         return
     published = "" if events is None else f" · KV events on {events.endpoint}"
-    print(
+    text = (
         f"{runtime.name} on {url}/v1 · K/V for {memory.num_tokens:,} tokens in "
         f"{memory.num_blocks:,} blocks of {memory.block_size} ({memory.dtype}) · exactness "
-        f"{runtime.exactness}{published}",
-        file=sys.stderr,
-        flush=True,
+        f"{runtime.exactness}{published}"
     )
+    if args.log_format == "json":
+        _log.info(text)
+    else:
+        print(text, file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from runtime.errors import InvalidRequest, RuntimeFault
+from runtime.errors import InvalidRequest, RequestError
 from runtime.grammar import Grammar
 from runtime.tokenizer.load import Tokenizer
 
@@ -24,7 +24,7 @@ _WHITE_SPACE = (
 _REASON_LEN = 300
 
 
-class GrammarFailure(RuntimeFault):
+class GrammarFailure(RequestError):
     """A grammar could not be followed further: it grew too complex, or a token broke it."""
 
 

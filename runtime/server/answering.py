@@ -82,7 +82,7 @@ async def answer_events(
     except OSError:
         raise
     except Exception as error:
-        yield _encode(ErrorAnswer(error_body(error)[1]))
+        yield _encode(ErrorAnswer(error_body(error, envelope.id)[1]))
     yield b"[DONE]"
 
 

@@ -89,8 +89,10 @@ def failure_of(output: RequestOutput) -> Exception:
     return HTTPException(503 if error.startswith(NO_ROOM) else 500, error)
 
 
-def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """Return status and body of an error.
+def error_body(error: Exception, name: str) -> tuple[int, ErrorBody]:
+    """Return status and body of an error; what nobody foresaw is logged with its traceback.
+
+    name  id of the request or the answer that it ends, as the log's line of the request has it
 
     400 a wrong value, malformed JSON, or a prompt too long · 401 no key · 403 not allowed · 404 an
     unknown model or session · 408 a body too slow · 409 a session in use · 413 a body too large ·
@@ -129,16 +131,18 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
         case HTTPException():
             kind = "invalid_request_error" if error.status_code < 500 else "server_error"
             return error.status_code, ErrorBody(message=error.detail, type=kind)
-    _log.error("a request failed on our side", exc_info=error)
+    _log.error("request %s failed", name, exc_info=error)
     return 500, ErrorBody(message="internal error; the server's log has it", type="server_error")
 
 
-def anthropic_error(error: Exception, *, request_id: str | None = None) -> tuple[int, ErrorEvent]:
-    """Return status and body of an error in Anthropic's words.
+def anthropic_error(
+    error: Exception, name: str, *, request_id: str | None = None
+) -> tuple[int, ErrorEvent]:
+    """Return status and body of an error in Anthropic's words; `name` as in `error_body`.
 
     A prompt that is too long is told as agents look for it, who shorten their conversation then.
     """
-    status, body = error_body(error)
+    status, body = error_body(error, name)
     if isinstance(error, PromptTooLong):
         told = f"prompt is too long: {error.num_tokens} tokens > {error.max_tokens} maximum"
         body = msgspec.structs.replace(body, message=f"{told}: {body.message}")
@@ -147,7 +151,13 @@ def anthropic_error(error: Exception, *, request_id: str | None = None) -> tuple
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Turn an error into a response, in the words of the API that was called."""
-    status, body = error_body(error)
+    name = request.scope[REQUEST_ID]
+    answer: ErrorAnswer | ErrorEvent
+    if request.url.path.startswith("/v1/messages"):
+        status, answer = anthropic_error(error, name, request_id=name)
+    else:
+        status, body = error_body(error, name)
+        answer = ErrorAnswer(body)
     headers = {}
     if isinstance(error, ServerBusy):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
@@ -157,9 +167,6 @@ async def answer_error(request: Request, error: Exception) -> Response:
         headers["Connection"] = "close"  # what is still to come is not read any more
     if isinstance(error, HTTPException) and error.headers:
         headers.update(error.headers)
-    answer: ErrorAnswer | ErrorEvent = ErrorAnswer(body)
-    if request.url.path.startswith("/v1/messages"):
-        status, answer = anthropic_error(error, request_id=request.scope.get(REQUEST_ID))
     return json_response(answer, status=status, headers=headers)
 
 

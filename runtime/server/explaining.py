@@ -224,8 +224,10 @@ def log_slow_misses(journal: Journal, slow_miss_s: float) -> None:
     waited = journal.time_to_first_token_s
     if not slow_miss_s or waited is None or waited < slow_miss_s:
         return
-    shown = {"id": journal.request_id, "tenant": journal.tenant or "none", "ttft_s": waited}
-    shown |= {"prompt": journal.prompt_tokens, "cached": journal.cached_tokens}
+    line = journal.fields()
+    shown = {
+        name: line[name] for name in ("id", "tenant", "prompt", "cached", "ttft_s") if name in line
+    }
     for miss in journal.misses:
         if miss["cause"] != "hit":
             _log.warning("slow miss", extra={"fields": shown | miss})

@@ -146,7 +146,7 @@ class Reply:
         marked_tokens: int,
         report: CacheReport | msgspec.UnsetType = msgspec.UNSET,
     ) -> None:
-        self._name = name
+        self.name = name
         self._body = body
         self._parser = parser
         self._tokenizer = tokenizer
@@ -175,7 +175,7 @@ class Reply:
     ) -> MessageAnswer:
         """Return the message as a record."""
         return MessageAnswer(
-            id=self._name,
+            id=self.name,
             model=self._body.model,
             content=content,
             usage=usage_of(usage, marked_tokens=self._marked_tokens),
@@ -258,7 +258,7 @@ async def _events(news: AsyncGenerator[News, None], reply: Reply) -> AsyncGenera
     except OSError:
         raise
     except Exception as error:
-        yield anthropic_error(error)[1].encoded()
+        yield anthropic_error(error, reply.name)[1].encoded()
 
 
 class _Blocks:

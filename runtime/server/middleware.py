@@ -83,7 +83,7 @@ class Gate:
             try:
                 self._end(scope, headers, journal)
             except Exception:  # the answer is out, and no client's business is what we note of it
-                _log.exception("a request could not be noted")
+                _log.exception("request %s could not be noted", name)
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, journal: Journal

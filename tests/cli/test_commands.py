@@ -170,11 +170,13 @@ def test_serve_announces_itself_answers_and_stops_on_a_signal() -> None:
 
 
 def test_a_stream_that_outlives_the_drain_time_is_ended_in_order() -> None:
-    command = [sys.executable, "-m", "runtime.cli.main", "serve", "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, "-m", "runtime.cli.main", "serve", "--port", "0"]
+    command += ["--log-format", "json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stdout is not None
-            url = json.loads(server.stdout.readline())["url"]
+            assert server.stderr is not None
+            told = json.loads(server.stderr.readline())["message"]  # JSON from the first line on
+            url = told.partition(" on ")[2].partition("/v1")[0]
             time.sleep(1)
             body = {"prompt": "x", "max_tokens": 8000, "stream": True, "ignore_eos": True}
             with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as answer:
@@ -185,6 +187,8 @@ def test_a_stream_that_outlives_the_drain_time_is_ended_in_order() -> None:
         finally:
             server.send_signal(signal.SIGTERM)
             code = server.wait(timeout=30)
+        logged = [json.loads(line) for line in server.stderr]
+    assert [line["finish"] for line in logged if line["message"] == "request"] == ["abort"]
     assert "ended by the server" in last[0]
     assert last[1] == "data: [DONE]"
     assert code == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import struct
 import threading
@@ -129,7 +130,11 @@ def poisoned(piece: Slice) -> bool:
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_kernel_that_fails_for_one_request_ends_it_alone(
-    runtime: Runtime, http: httpx.Client, n: int, stream: bool
+    runtime: Runtime,
+    http: httpx.Client,
+    n: int,
+    stream: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     executor_of(runtime).fail_on = poisoned
     body = {"prompt": [5, 6, POISON], "n": n, "stream": stream}
@@ -138,6 +143,7 @@ def test_a_kernel_that_fails_for_one_request_ends_it_alone(
     assert "the kernel was told to fail" in answer.text
     assert answer.text.endswith("data: [DONE]\n\n") == stream
     assert runtime.engine.stats().finished["error"] == 1, "branches had not begun"
+    assert re.search(r"request cmpl-\w+/0 failed\n(.*\n)+.*was told to fail", caplog.text)
     assert_serves(http, runtime)
 
 
@@ -217,10 +223,10 @@ def test_a_thread_that_fails_ends_its_request_and_says_nothing_of_our_inside(
     template.format = fussy.tool_format
     broken = msgspec.structs.replace(fussy, chat_template=template)
     with serving(broken) as url, httpx.Client(base_url=url, timeout=30) as http:
-        answer = http.post(path, json=body)
+        answer = http.post(path, json=body, headers={"x-request-id": "req-9"})
         assert answer.status_code == 500
         assert answer.json()["error"]["message"] == "internal error; the server's log has it"
-        assert "a bug in" in caplog.text
+        assert re.search(r"request req-9 failed\n(.*\n)+.*a bug in", caplog.text)
         assert_serves(http, broken)
 
 
