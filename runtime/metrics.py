@@ -4,7 +4,7 @@ Owns: names, units, help texts, what is observed as it happens.  Does not know: 
 engine's counts are kept; it reads one record.
 Idea: the engine's counters are read when somebody scrapes, so a step pays nothing for them; what
 is observed token by token is one addition to a list.  vLLM's names show the same numbers again,
-so that dashboards made for it work.
+so that dashboards and routers made for it work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -27,6 +27,7 @@ from runtime.engine_stats import EngineStats
 from runtime.recheck import RecheckStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Whatever else is asked for: the library's OpenMetrics form writes `vllm_` for `vllm:`."""
 NO_TENANT, OTHER_TENANTS = "default", "other"
 REASONS = ("stop", "length", "abort", "timeout", "error")
 
@@ -59,9 +60,11 @@ _GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("cache_holds", "Prefixes held for sessions.", lambda s: s.cache.num_holds),
 )
 _VLLM_COUNTERS: tuple[tuple[str, str, Read], ...] = (
-    ("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.cache.query_tokens),
-    ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.cache.hit_tokens),
+    # vLLM counts a request once, however often it is resumed
+    ("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prompt_tokens),
+    ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.cached_tokens),
     ("prompt_tokens", "Prompt tokens of requests that began to answer.", lambda s: s.prompt_tokens),
+    ("prompt_tokens_cached", "Of those, found in the cache.", lambda s: s.cached_tokens),
     ("generation_tokens", "Tokens generated.", lambda s: s.completion_tokens),
     ("num_preemptions", "Sequences that gave back their blocks.", lambda s: s.preemptions),
 )
@@ -131,6 +134,7 @@ class ServerMetrics:
 
     read_stats  gives the engine's latest counters, from any thread
     model       the model's name, as vLLM's metrics have it
+    block_size  tokens of a block
     exact       whether answers with and without the cache were found to have the same bits
     tenants     names that may be labels, the first `max_tenants` of them; all others are "other"
     read_recheck
@@ -144,6 +148,7 @@ class ServerMetrics:
         read_stats: Callable[[], EngineStats],
         *,
         model: str = "",
+        block_size: int = 0,
         tenants: Iterable[str] = (),
         max_tenants: int = 64,
         exact: bool = False,
@@ -153,6 +158,8 @@ class ServerMetrics:
         self.first_token_uncached = Distribution(_SECONDS)
         self.request_duration = Distribution(_SECONDS)
         self.queue_time = Distribution(_SECONDS)
+        self.prefill_time = Distribution(_SECONDS)
+        self.decode_time = Distribution(_SECONDS)
         self.inter_token = Distribution(_SHORT_SECONDS)
         self.request_prompt_tokens = Distribution(_TOKENS)
         self.request_output_tokens = Distribution(_TOKENS)
@@ -160,6 +167,7 @@ class ServerMetrics:
         self.read_stats = read_stats
         self.read_recheck = read_recheck
         self.model = model
+        self.block_size = block_size
         self.exact = exact
         names = (NO_TENANT, *list(tenants)[:max_tenants], OTHER_TENANTS)
         self.tenants = {name: TenantCounts() for name in names}
@@ -170,6 +178,7 @@ class ServerMetrics:
         self._registry.register(_EngineCollector(self))
         self._registry.register(_RequestCollector(self))
         self._registry.register(_VllmCollector(self))
+        ProcessCollector(registry=self._registry)
 
     def tenant_label(self, tenant: str) -> str:
         """Return the label of a tenant; of so few that a dashboard can hold them."""
@@ -232,6 +241,8 @@ class _RequestCollector(Collector):
         for name, text, values in (
             ("request_duration_seconds", "From arrival to the last token.", "request_duration"),
             ("queue_time_seconds", "From submission to first admission.", "queue_time"),
+            ("prefill_time_seconds", "From first admission to first token.", "prefill_time"),
+            ("decode_time_seconds", "From first to last token.", "decode_time"),
             ("inter_token_seconds", "Between a choice's tokens.", "inter_token"),
             ("request_prompt_tokens", "Prompt tokens of a request.", "request_prompt_tokens"),
             ("request_output_tokens", "New tokens of a choice.", "request_output_tokens"),
@@ -287,14 +298,14 @@ class _RequestCollector(Collector):
 
 
 class _VllmCollector(Collector):
-    """The same numbers under vLLM's names, with its label."""
+    """The same numbers under vLLM's names, with its labels."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
         metrics, stats = self._metrics, self._metrics.read_stats()
-        labels = {"model_name": metrics.model}
+        labels = {"model_name": metrics.model, "engine": "0"}
         for name, text, read in _VLLM_COUNTERS:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=list(labels))
             counter.add_metric(list(labels.values()), read(stats))
@@ -306,17 +317,25 @@ class _VllmCollector(Collector):
         success = CounterMetricFamily(
             "vllm:request_success",
             "Requests ended, by reason.",
-            labels=["model_name", "finished_reason"],
+            labels=[*labels, "finished_reason"],
         )
         for reason in REASONS:
-            success.add_metric([metrics.model, reason], stats.finished.get(reason, 0))
+            success.add_metric([*labels.values(), reason], stats.finished.get(reason, 0))
         yield success
+        pool = {"block_size": metrics.block_size, "num_gpu_blocks": stats.cache.num_blocks}
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "The pool; always 1.", labels=[*labels, *pool]
+        )
+        config.add_metric([*labels.values(), *map(str, pool.values())], 1)
+        yield config
         first = [metrics.first_token_cached, metrics.first_token_uncached]
         for name, text, parts in (
             ("time_to_first_token_seconds", "From arrival to the first token.", first),
             ("inter_token_latency_seconds", "Between tokens.", [metrics.inter_token]),
             ("e2e_request_latency_seconds", "From arrival to the end.", [metrics.request_duration]),
             ("request_queue_time_seconds", "From submission to admission.", [metrics.queue_time]),
+            ("request_prefill_time_seconds", "To the first token.", [metrics.prefill_time]),
+            ("request_decode_time_seconds", "From first to last token.", [metrics.decode_time]),
             ("request_prompt_tokens", "Prompt tokens.", [metrics.request_prompt_tokens]),
             ("request_generation_tokens", "New tokens.", [metrics.request_output_tokens]),
         ):

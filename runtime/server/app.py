@@ -209,6 +209,7 @@ def _served(
         metrics=ServerMetrics(
             lambda: engine.latest_stats,
             model=runtime.name,
+            block_size=runtime.engine.cache.config.block_size,
             tenants=salts.values(),
             max_tenants=config.max_tenant_labels,
             exact=bool(runtime.exactness.holds),

@@ -74,26 +74,34 @@ async def generate(served: Served, ask: Ask) -> NewsStream:
     requests = ask.requests()
     tenant, count = ask.caller.tenant, len(requests)
     served.waiting.enter(tenant, count, limit=ask.caller.max_waiting)
+    asked = served.clock()
     try:
         stream = await served.engine.submit(*requests)
     except BaseException:
         served.waiting.leave(tenant, count)
         raise
-    return NewsStream(served, ask, requests, stream)
+    return NewsStream(served, ask, requests, stream, asked=asked)
 
 
 class NewsStream(AsyncGenerator[News, None]):
-    """The news of what was asked for; iterate over them, and close them.
+    """The news of what was asked for at a time of the clock; iterate over them, and close them.
 
     Forgotten without being closed, they close themselves: an answer whose client left before its
     first event never began, and a generator that never began runs no `finally`.
     """
 
     def __init__(
-        self, served: Served, ask: Ask, requests: list[Request], stream: RequestStream
+        self,
+        served: Served,
+        ask: Ask,
+        requests: list[Request],
+        stream: RequestStream,
+        *,
+        asked: float,
     ) -> None:
         self._served = served
         self._stream = stream
+        self._asked = asked
         self._most_waiting = served.config.max_backlog if ask.is_streamed else sys.maxsize
         self._tenant = ask.caller.tenant
         self._tally = served.tallies.of(self._tenant)
@@ -102,7 +110,8 @@ class NewsStream(AsyncGenerator[News, None]):
         self._branches = ask.sampling.n
         self._first_place = {r.request_id: i * self._branches for i, r in enumerate(requests)}
         self._waiting = set(self._first_place)
-        self._token_at: dict[int, float] = {}  # by place: when its last token came
+        self._begun_at: dict[int, float] = {}  # by place: when its first token came
+        self._token_at: dict[int, float] = {}  # and its last
         self._usages: dict[int, Usage] = {}
         self._open = set(range(len(requests) * self._branches))
         self._reply = _Reply(served, requests[0]) if ask.remembers else None
@@ -171,8 +180,10 @@ class NewsStream(AsyncGenerator[News, None]):
         """A branch has its first token; the first one of a prompt stands for the prompt."""
         metrics, tallies = self._served.metrics, self._served.tallies
         waited, is_warm = now - self._journal.began, usage.cached_tokens > 0
+        self._begun_at[place] = now
         if place % self._branches == 0:
             tallies.note_prompt(self._tenant, asked=usage.prompt_tokens, hit=usage.cached_tokens)
+            metrics.prefill_time.observe(now - self._asked - usage.queue_s)
         tallies.note_first_token(self._tenant, waited, now, is_warm=is_warm)
         first = metrics.first_token_cached if usage.cached_tokens else metrics.first_token_uncached
         first.observe(waited)
@@ -197,6 +208,8 @@ class NewsStream(AsyncGenerator[News, None]):
         tenant.generation_tokens += usage.completion_tokens
         metrics.request_output_tokens.observe(usage.completion_tokens)
         metrics.request_duration.observe(self._served.clock() - self._journal.began)
+        if place in self._begun_at:
+            metrics.decode_time.observe(self._token_at[place] - self._begun_at[place])
 
 
 class _Reply:

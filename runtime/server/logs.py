@@ -17,7 +17,7 @@ from typing import Literal, TextIO
 from runtime.server.journal import Journal
 
 LogFormat = Literal["text", "json"]
-LOGGERS = ("radixcache", "uvicorn", "asyncio")
+LOGGERS = ("radixcache", "uvicorn", "asyncio", "opentelemetry")
 """Whose records are ours to show: the server's, and those of the layers that it stands on."""
 
 _requests = logging.getLogger("radixcache.requests")

@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.server.context import Caller, Served
@@ -125,5 +126,10 @@ def _is_quiet(path: str) -> bool:
 
 def endpoint_of(scope: Scope) -> str:
     """Return method and route of a request, of which there are few; "none" where none was found."""
-    path = getattr(scope.get("route"), "path", None)
+    route = scope.get("route") or _route_of(scope)  # who was let in not at all met no router
+    path = getattr(route, "path", None)
     return f"{scope['method']} {path}" if path and scope["method"] in _METHODS else "none"
+
+
+def _route_of(scope: Scope) -> BaseRoute | None:
+    return next((r for r in scope["app"].routes if r.matches(scope)[0] is not Match.NONE), None)

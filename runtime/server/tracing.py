@@ -70,7 +70,9 @@ class RequestTracer:
 
     def _name_of(self, journal: Journal) -> str:
         operation = _OPERATIONS.get(journal.endpoint)
-        return f"{operation} {self._model}" if operation else journal.endpoint
+        if operation:
+            return f"{operation} {self._model}"
+        return "HTTP" if journal.endpoint == "none" else journal.endpoint
 
     def _attributes(self, journal: Journal) -> dict[str, str | int | float | list[str]]:
         method, _, route = journal.endpoint.partition(" ")

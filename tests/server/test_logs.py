@@ -100,7 +100,9 @@ def test_neither_prompts_nor_keys_are_logged(http: httpx.Client, stream: io.Stri
     http.post(COMPLETIONS, json=PROMPT | {"temperature": -1})
     http.post(COMPLETIONS, json=PROMPT, headers={"x-api-key": "sk-some-other-key"})
     http.post(COMPLETIONS + "?text=business", json={"prompt": "business", "hue": "business"})
-    assert [line["status"] for line in requests_in(stream, 4)] == [200, 400, 401, 422]
+    lines = requests_in(stream, 4)
+    assert [line["status"] for line in lines] == [200, 400, 401, 422]
+    assert {line["endpoint"] for line in lines} == {"POST /v1/completions"}, "of the refused, too"
     text = stream.getvalue()
     for word in ("business", KEY, "sk-some-other-key"):
         assert word not in text
@@ -140,6 +142,13 @@ def test_what_fails_on_our_side_is_logged_once_with_its_traceback(
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     (trace,) = [line["traceback"] for line in lines if "traceback" in line]
     assert broken in trace
+
+
+def test_what_layers_below_say_has_the_same_form(stream: io.StringIO) -> None:
+    below = ["uvicorn.error", "asyncio", "opentelemetry.sdk.trace.export"]
+    for name in below:
+        logging.getLogger(name).error("broken")
+    assert [json.loads(line)["logger"] for line in stream.getvalue().splitlines()] == below
 
 
 def test_probes_are_logged_for_debugging_only(http: httpx.Client, stream: io.StringIO) -> None:

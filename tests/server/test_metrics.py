@@ -17,7 +17,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.loading import Runtime
-from runtime.metrics import NO_TENANT, OTHER_TENANTS, Distribution, ServerMetrics
+from runtime.metrics import NO_TENANT, OTHER_TENANTS, Distribution
 from runtime.server.config import ServerConfig
 from runtime.server.tenants import Tenant, Tenants
 from tests.support.served import NAME, HashExecutor, quick_runtime, serving, wait_until_idle
@@ -61,8 +61,15 @@ def test_two_equal_requests_count_as_one_miss_and_one_hit(http: httpx.Client) ->
     assert seen["radixcache_request_duration_seconds_count"] == 2
     assert seen["radixcache_request_prompt_tokens_sum"] == 160
     assert seen["radixcache_request_output_tokens_sum"] == 10
-    first = seen['radixcache_time_to_first_token_seconds_sum{cached="no"}']
+    first, parts = (
+        seen['radixcache_time_to_first_token_seconds_sum{cached="no"}'],
+        [seen[f"radixcache_{name}_time_seconds_sum"] for name in ("queue", "prefill", "decode")],
+    )
     assert 0 < first < seen["radixcache_request_duration_seconds_sum"]
+    assert min(parts) > 0
+    assert sum(parts) < seen["radixcache_request_duration_seconds_sum"]
+    assert seen["radixcache_prefill_time_seconds_count"] == 2
+    assert seen["radixcache_decode_time_seconds_count"] == 2
     endpoint = 'endpoint="POST /v1/completions",status="200"'
     assert seen[f"radixcache_http_requests_total{{{endpoint}}}"] == 2
 
@@ -71,10 +78,11 @@ def test_vllms_names_say_the_same(http: httpx.Client) -> None:
     for _ in range(2):
         http.post(COMPLETIONS, json=PROMPT)
     seen = values(http)
-    label = f'{{model_name="{NAME}"}}'
+    label = f'{{engine="0",model_name="{NAME}"}}'
     for theirs, ours in (
-        ("prefix_cache_queries_total", "prefix_cache_queries_total"),
-        ("prefix_cache_hits_total", "prefix_cache_hits_total"),
+        ("prefix_cache_queries_total", "prompt_tokens_total"),
+        ("prefix_cache_hits_total", "cached_prompt_tokens_total"),
+        ("prompt_tokens_cached_total", "cached_prompt_tokens_total"),
         ("prompt_tokens_total", "prompt_tokens_total"),
         ("generation_tokens_total", "generation_tokens_total"),
         ("num_requests_running", "requests_running"),
@@ -83,13 +91,36 @@ def test_vllms_names_say_the_same(http: httpx.Client) -> None:
         ("inter_token_latency_seconds_count", "inter_token_seconds_count"),
         ("e2e_request_latency_seconds_sum", "request_duration_seconds_sum"),
         ("request_queue_time_seconds_count", "queue_time_seconds_count"),
+        ("request_prefill_time_seconds_sum", "prefill_time_seconds_sum"),
+        ("request_decode_time_seconds_sum", "decode_time_seconds_sum"),
     ):
         assert seen[f"vllm:{theirs}{label}"] == seen[f"radixcache_{ours}"]
     assert seen[f"vllm:time_to_first_token_seconds_count{label}"] == 2
     for name in ("gpu_cache_usage_perc", "kv_cache_usage_perc"):
         assert seen[f"vllm:{name}{label}"] == 0  # nothing runs: what is cached counts as free
-    done = f'{{finished_reason="length",model_name="{NAME}"}}'
+    done = f'{{engine="0",finished_reason="length",model_name="{NAME}"}}'
     assert seen[f"vllm:request_success_total{done}"] == 2
+    pool = f'{{block_size="16",engine="0",model_name="{NAME}",num_gpu_blocks="64"}}'
+    assert seen[f"vllm:cache_config_info{pool}"] == 1
+
+
+def test_a_request_that_is_resumed_counts_once_for_vllms_dashboards() -> None:
+    runtime = quick_runtime(num_blocks=8)
+    with serving(runtime) as url, httpx.Client(base_url=url, timeout=30) as http:
+        prompts = [list(range(10, 50)), list(range(60, 100))]
+        http.post(COMPLETIONS, json=PROMPT | {"prompt": prompts, "max_tokens": 60})
+        seen = values(http)
+    assert seen["radixcache_preemptions_total"] > 0
+    assert seen["radixcache_prefix_cache_queries_total"] > 80
+    assert seen[f'vllm:prefix_cache_queries_total{{engine="0",model_name="{NAME}"}}'] == 80
+
+
+def test_names_are_the_same_for_a_scraper_that_prefers_openmetrics(http: httpx.Client) -> None:
+    asked = http.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
+    assert asked.headers["content-type"].startswith("text/plain; version=0.0.4")
+    parsed = text_string_to_metric_families(asked.text)
+    found = {sample.name for family in parsed for sample in family.samples}
+    assert {"process_resident_memory_bytes", "vllm:prompt_tokens_total"} < found
 
 
 def test_blocks_of_all_states_are_the_pool(http: httpx.Client) -> None:
@@ -183,12 +214,11 @@ def test_buckets_hold_what_is_below_them(observed: list[float]) -> None:
     assert samples["x_sum"] == pytest.approx(sum(observed))
 
 
-def families(runtime: Runtime) -> dict[str, set[str]]:
-    """The samples that exist, by name, each with its labels."""
-    metrics = ServerMetrics(runtime.engine.stats, model=NAME)
-    metrics.http_requests[("GET /health", 200)] += 1
+def families(http: httpx.Client) -> dict[str, set[str]]:
+    """The samples that a server shows after a request, by name, each with its labels."""
+    http.post(COMPLETIONS, json=PROMPT)
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(http.get("/metrics").text):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
@@ -200,11 +230,11 @@ def queries() -> list[str]:
     return [*asked, *(v["definition"] for v in dashboard["templating"]["list"][1:])]
 
 
-def test_every_metric_of_the_dashboard_exists_with_its_labels(runtime: Runtime) -> None:
-    exist = families(runtime) | {"radixcache_tenant_blocks": {"tenant", "tier", "state"}}
+def test_every_metric_of_the_dashboard_exists_with_its_labels(http: httpx.Client) -> None:
+    exist = families(http)
     assert len(queries()) > 30
     for query in queries():
-        names = re.findall(r"\b(?:radixcache_|vllm:)[a-z_0-9]+", query)
+        names = re.findall(r"\b(?:radixcache_|vllm:|process_)[a-z_0-9]+", query)
         assert names, query
         for name in names:
             assert name in exist, query

@@ -117,6 +117,7 @@ def test_a_parent_that_makes_no_sense_is_none(
     tracer.record(journal, {"traceparent": header}, ended_ns=10)
     (span,) = spans.get_finished_spans()
     assert span.parent is None
+    assert span.name == "HTTP"  # no route was found
 
 
 def test_a_request_that_was_left_has_a_span(
