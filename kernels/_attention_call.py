@@ -14,13 +14,13 @@ import torch
 
 from kernels._extend_cut import Heads
 from kernels.backend import (
-    check_device,
-    check_dtype,
+    check_dense,
     check_for_pool,
-    check_index,
+    check_out,
     check_pools,
     check_scales,
     check_shape,
+    check_tensor,
     check_unit_stride,
 )
 
@@ -60,13 +60,11 @@ class Options:
         if soft_cap is not None and not 0 < soft_cap < math.inf:
             raise ValueError(f"soft_cap is {soft_cap}, expected more than 0, or None")
         if self.sinks is not None:
-            check_index("sinks", self.sinks, num_heads, torch.float32, q.device)
+            check_dense("sinks", self.sinks, (num_heads,), torch.float32, q.device)
         if self.tree_mask is not None:
-            check_index("tree_mask", self.tree_mask, num_tokens, torch.int64, q.device)
+            check_dense("tree_mask", self.tree_mask, (num_tokens,), torch.int64, q.device)
         if self.lse is not None:
-            check_shape("lse", self.lse, (num_tokens, num_heads))
-            check_dtype("lse", self.lse, (torch.float32,))
-            check_device("lse", self.lse, q.device)
+            check_tensor("lse", self.lse, (num_tokens, num_heads), torch.float32, q.device)
             if not self.lse.is_contiguous():
                 raise ValueError(f"lse has strides {self.lse.stride()}, expected contiguous")
 
@@ -116,12 +114,7 @@ def check_call(
     check_pools("k_pool", k_pool, "v_pool", v_pool)
     check_shape("k_pool", k_pool, ("N", "B", "Hkv", q.shape[2]))
     options.check(q, k_pool)
-    if out is None:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    check_shape("out", out, tuple(q.shape))
-    check_dtype("out", out, (q.dtype,))
-    check_device("out", out, q.device)
-    check_unit_stride("out", out)
+    out = check_out(out, q.shape, q)
     if 0 in out.stride() and out.numel() > 1:
         raise ValueError(f"out has strides {out.stride()}: rows would be written over one another")
     if not math.isfinite(scale):
@@ -146,15 +139,10 @@ def check_paged(
         raise ValueError(
             f"q has {num_heads} heads, not a multiple of the {num_kv_heads} of {pool_name}"
         )
-    check_shape("block_table", block_table, ("S", "M"))
-    check_shape("seq_lens", seq_lens, (block_table.shape[0],))
-    check_shape("q_start", q_start, (block_table.shape[0] + 1,))
-    for name, tensor in (
-        ("block_table", block_table),
-        ("seq_lens", seq_lens),
-        ("q_start", q_start),
+    for name, tensor, shape in (
+        ("block_table", block_table, ("S", "M")),
+        ("seq_lens", seq_lens, block_table.shape[:1]),
+        ("q_start", q_start, (block_table.shape[0] + 1,)),
     ):
-        check_dtype(name, tensor, (torch.int32,))
-        check_device(name, tensor, k_pool.device)
-        check_unit_stride(name, tensor)
+        check_dense(name, tensor, shape, torch.int32, k_pool.device)
     return Heads(num_kv_heads, num_heads // num_kv_heads, head_dim)

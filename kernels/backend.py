@@ -121,6 +121,42 @@ def check_device(name: str, tensor: Placed, device: torch.device) -> None:
         raise ValueError(f"{name} is on {tensor.device}, expected {device}")
 
 
+def check_tensor(
+    name: str,
+    tensor: Placed,
+    shape: Sequence[int | str],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Raise unless `tensor` has this shape (a string is any size), dtype and device."""
+    check_shape(name, tensor, shape)
+    check_dtype(name, tensor, (dtype,))
+    check_device(name, tensor, device)
+
+
+def check_dense(
+    name: str,
+    tensor: torch.Tensor,
+    shape: Sequence[int | str],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Raise unless `tensor` fits as `check_tensor` says, and its last dimension is contiguous."""
+    check_tensor(name, tensor, shape, dtype, device)
+    check_unit_stride(name, tensor)
+
+
+def check_out(out: torch.Tensor | None, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Return where a result of this shape goes, which has the dtype and device of `like`.
+
+    out  the caller's, checked as `check_dense` does; allocated when None
+    """
+    if out is None:
+        return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+    check_dense("out", out, shape, like.dtype, like.device)
+    return out
+
+
 def check_unit_stride(name: str, tensor: torch.Tensor) -> None:
     """Raise ValueError unless the last dimension of `tensor` is contiguous."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
@@ -130,9 +166,7 @@ def check_unit_stride(name: str, tensor: torch.Tensor) -> None:
 def check_pools(k_name: str, k_pool: torch.Tensor, v_name: str, v_pool: torch.Tensor) -> None:
     """Raise unless a K pool and a V pool agree and have unit stride in D."""
     check_dtype(k_name, k_pool, (*FLOAT_DTYPES, *QUANTISED_DTYPES))
-    check_shape(v_name, v_pool, tuple(k_pool.shape))
-    check_dtype(v_name, v_pool, (k_pool.dtype,))
-    check_device(v_name, v_pool, k_pool.device)
+    check_tensor(v_name, v_pool, k_pool.shape, k_pool.dtype, k_pool.device)
     check_unit_stride(k_name, k_pool)
     check_unit_stride(v_name, v_pool)
 
@@ -146,18 +180,8 @@ def check_for_pool(name: str, tensor: torch.Tensor, pool: torch.Tensor) -> None:
 
 def check_slots(slot_mapping: torch.Tensor, num_tokens: int, pool: torch.Tensor) -> None:
     """Raise unless `slot_mapping` has a slot for each token; look at the slots where debugging."""
-    check_index("slot_mapping", slot_mapping, num_tokens, torch.int64, pool.device)
+    check_dense("slot_mapping", slot_mapping, (num_tokens,), torch.int64, pool.device)
     check_ids("slot_mapping", slot_mapping, -(2**62), pool.shape[0] * pool.shape[1])
-
-
-def check_index(
-    name: str, index: torch.Tensor, size: int | str, dtype: torch.dtype, device: torch.device
-) -> None:
-    """Raise unless `index` is a dense row of `size` integers of `dtype` on `device`."""
-    check_shape(name, index, (size,))
-    check_dtype(name, index, (dtype,))
-    check_device(name, index, device)
-    check_unit_stride(name, index)
 
 
 def check_scales(
@@ -177,10 +201,8 @@ def check_scales(
         if scale is None:
             continue
         by_slot = scale.dim() != 1
-        check_shape(name, scale, tuple(k_pool.shape[:3]) if by_slot else (k_pool.shape[2],))
-        check_dtype(name, scale, (torch.float32,))
-        check_device(name, scale, k_pool.device)
-        check_unit_stride(name, scale)
+        shape = k_pool.shape[:3] if by_slot else k_pool.shape[2:3]
+        check_dense(name, scale, shape, torch.float32, k_pool.device)
     if k_scale is not None and v_scale is not None and k_scale.shape != v_scale.shape:
         raise ValueError(
             f"k_scale has shape {list(k_scale.shape)} and v_scale {list(v_scale.shape)}: "

@@ -10,12 +10,11 @@ from __future__ import annotations
 import torch
 
 from kernels.backend import (
-    check_device,
-    check_dtype,
+    check_dense,
     check_ids,
-    check_index,
     check_pools,
     check_shape,
+    check_tensor,
     choose_backend,
 )
 
@@ -41,7 +40,8 @@ def copy_blocks(
     """
     _check_layers(k_pools, v_pools)
     for name, tensor in (("src", src), ("dst", dst), ("num_slots", num_slots)):
-        check_index(name, tensor, "C" if name == "src" else len(src), torch.int64, k_pools.device)
+        shape = ("C",) if name == "src" else src.shape
+        check_dense(name, tensor, shape, torch.int64, k_pools.device)
     chosen = choose_backend(k_pools.device, backend)
     if src.shape[0] == 0:
         return
@@ -121,11 +121,10 @@ def _check_staging(
     backend: str | None,
 ) -> str:
     _check_layers(k_pools, v_pools)
-    check_index("blocks", blocks, "C", torch.int64, k_pools.device)
+    check_dense("blocks", blocks, ("C",), torch.int64, k_pools.device)
     num_layers, num_blocks, *block = k_pools.shape
-    check_shape("staging", staging, (blocks.shape[0], 2, num_layers, *block))
-    check_dtype("staging", staging, (k_pools.dtype,))
-    check_device("staging", staging, k_pools.device)
+    shape = (blocks.shape[0], 2, num_layers, *block)
+    check_tensor("staging", staging, shape, k_pools.dtype, k_pools.device)
     if not staging.is_contiguous():
         raise ValueError(f"staging has strides {staging.stride()}, expected a contiguous tensor")
     check_ids("blocks", blocks, 0, num_blocks)

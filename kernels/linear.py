@@ -23,9 +23,9 @@ from kernels import _linear_native, native
 from kernels.backend import (
     FLOAT_DTYPES,
     Backend,
-    check_device,
     check_dtype,
     check_shape,
+    check_tensor,
     check_unit_stride,
     choose_backend,
 )
@@ -177,9 +177,7 @@ def linear(
         ("out", out, (x.shape[0], weight.shape[0])),
     ):
         if tensor is not None:
-            check_shape(name, tensor, shape)
-            check_dtype(name, tensor, (x.dtype,))
-            check_device(name, tensor, x.device)
+            check_tensor(name, tensor, shape, x.dtype, x.device)
     chosen = choose_backend(x.device, backend)
     if isinstance(weight, PackedWeight) and weight.backend != chosen:
         raise TypeError(

@@ -13,8 +13,9 @@ import torch
 
 from kernels.backend import (
     FLOAT_DTYPES,
-    check_device,
+    check_dense,
     check_dtype,
+    check_out,
     check_shape,
     check_unit_stride,
     choose_backend,
@@ -44,21 +45,10 @@ def merge_state(
     check_shape("parts", parts, ("P", "T", "H", "D"))
     check_dtype("parts", parts, FLOAT_DTYPES)
     check_unit_stride("parts", parts)
-    check_shape("lses", lses, tuple(parts.shape[:3]))
-    check_dtype("lses", lses, (torch.float32,))
-    check_device("lses", lses, parts.device)
-    check_unit_stride("lses", lses)
-    if out is None:
-        out = torch.empty(parts.shape[1:], dtype=parts.dtype, device=parts.device)
-    check_shape("out", out, tuple(parts.shape[1:]))
-    check_dtype("out", out, (parts.dtype,))
-    check_device("out", out, parts.device)
-    check_unit_stride("out", out)
+    check_dense("lses", lses, parts.shape[:3], torch.float32, parts.device)
+    out = check_out(out, parts.shape[1:], parts)
     if lse is not None:
-        check_shape("lse", lse, tuple(parts.shape[1:3]))
-        check_dtype("lse", lse, (torch.float32,))
-        check_device("lse", lse, parts.device)
-        check_unit_stride("lse", lse)
+        check_dense("lse", lse, parts.shape[1:3], torch.float32, parts.device)
     if choose_backend(parts.device, backend) != "triton":
         _merge_torch(parts, lses, out, lse)
     elif out.numel():

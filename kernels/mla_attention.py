@@ -26,9 +26,10 @@ from kernels._mla_work import ChunkedPlan, latent_shared_work, latent_work
 from kernels.backend import (
     FLOAT_DTYPES,
     QUANTISED_DTYPES,
+    check_dense,
     check_device,
     check_dtype,
-    check_index,
+    check_out,
     check_shape,
     check_unit_stride,
     choose_backend,
@@ -216,12 +217,7 @@ def _check_call(
         check_unit_stride(name, tensor)
     options.check_rows(q_latent)
     _check_scale(pool, options.k_scale)
-    if out is None:
-        out = torch.empty_like(q_latent, memory_format=torch.contiguous_format)
-    check_shape("out", out, tuple(q_latent.shape))
-    check_dtype("out", out, (q_latent.dtype,))
-    check_device("out", out, pool.device)
-    check_unit_stride("out", out)
+    out = check_out(out, q_latent.shape, q_latent)
     values = pool[..., :latent_dim]
     return Call(q_latent, pool, values, block_table, seq_lens, q_start, scale, out, options)
 
@@ -234,7 +230,7 @@ def _check_scale(pool: torch.Tensor, pool_scale: torch.Tensor | None) -> None:
         return
     if not quantised:
         raise ValueError(f"pool_scale is given, but a pool of {pool.dtype} is not quantised")
-    check_index("pool_scale", pool_scale, 1, torch.float32, pool.device)
+    check_dense("pool_scale", pool_scale, (1,), torch.float32, pool.device)
 
 
 def _attend_torch(

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from kernels.backend import check_device, check_dtype, check_index, check_shape, choose_backend
+from kernels.backend import check_dense, check_tensor, choose_backend
 
 ROUNDS: Final = 10
 KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)
@@ -43,9 +43,7 @@ def uniform_noise(
     shape = (seeds.shape[0], vocab_size)
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=seeds.device)
-    check_shape("out", out, shape)
-    check_dtype("out", out, (torch.float32,))
-    check_device("out", out, seeds.device)
+    check_tensor("out", out, shape, torch.float32, seeds.device)
     if choose_backend(seeds.device, backend) == "triton":
         if out.numel():
             from kernels._sample_triton import noise_triton  # optional: not on every platform
@@ -64,8 +62,8 @@ def check_seeds(
     seeds: torch.Tensor, positions: torch.Tensor, num_rows: int, device: torch.device
 ) -> None:
     """Raise unless there is a seed and a position for each row."""
-    check_index("seeds", seeds, num_rows, torch.int64, device)
-    check_index("positions", positions, num_rows, torch.int64, device)
+    check_dense("seeds", seeds, (num_rows,), torch.int64, device)
+    check_dense("positions", positions, (num_rows,), torch.int64, device)
 
 
 def philox(

@@ -14,9 +14,11 @@ from torch.nn import functional
 from kernels._rows_native import rms_norm_native, silu_and_mul_native, takes
 from kernels.backend import (
     FLOAT_DTYPES,
-    check_device,
+    check_dense,
     check_dtype,
+    check_out,
     check_shape,
+    check_tensor,
     check_unit_stride,
     choose_backend,
 )
@@ -45,16 +47,16 @@ def rms_norm(
     Cost: one pass over the rows.  Source: Zhang and Sennrich 2019.
     """
     check_shape("x", x, ("T", "D"))
-    _check_like("weight", weight, x.shape[1:], x)
+    check_tensor("weight", weight, x.shape[1:], x.dtype, x.device)
     if residual is not None:
-        _check_like("residual", residual, x.shape, x)
+        check_tensor("residual", residual, x.shape, x.dtype, x.device)
     chosen = choose_backend(x.device, backend)
     if chosen == "native" and takes(x, weight, residual, out):
-        out = _out(out, x.shape, x)
+        out = check_out(out, x.shape, x)
         rms_norm_native(x, weight, eps, residual, out)
         return out
     if chosen == "triton":
-        out = _out(out, x.shape, x)
+        out = check_out(out, x.shape, x)
         check_dtype("x", x, FLOAT_DTYPES)
         for name, tensor in (("x", x), ("weight", weight), ("residual", residual)):
             if tensor is not None:
@@ -107,7 +109,7 @@ def rotary(
     check_shape("x", x, ("T", "H", "D"))
     check_angles(x.shape[0], x.shape[2], cos, sin, x.device)
     if choose_backend(x.device, backend) == "triton":
-        out = _out(out, x.shape, x)
+        out = check_out(out, x.shape, x)
         check_dtype("x", x, FLOAT_DTYPES)
         check_unit_stride("x", x)
         if x.shape[0]:
@@ -142,11 +144,11 @@ def silu_and_mul(
         raise ValueError(f"gate_up has rows of {gate_up.shape[1]}, expected an even number")
     chosen = choose_backend(gate_up.device, backend)
     if chosen == "native" and takes(gate_up, out):
-        out = _out(out, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up)
+        out = check_out(out, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up)
         silu_and_mul_native(gate_up, out)
         return out
     if chosen == "triton":
-        out = _out(out, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up)
+        out = check_out(out, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up)
         check_dtype("gate_up", gate_up, FLOAT_DTYPES)
         check_unit_stride("gate_up", gate_up)
         if gate_up.shape[0]:
@@ -191,32 +193,11 @@ def check_angles(
     if head_dim % 2:
         raise ValueError(f"a head has {head_dim} numbers, expected an even number of them")
     for name, table in (("cos", cos), ("sin", sin)):
-        check_shape(name, table, (num_tokens, head_dim // 2))
-        check_dtype(name, table, (torch.float32,))
-        check_device(name, table, device)
-        check_unit_stride(name, table)
-
-
-def _check_like(
-    name: str, tensor: torch.Tensor, shape: torch.Size | tuple[int, ...], like: torch.Tensor
-) -> None:
-    check_shape(name, tensor, tuple(shape))
-    check_dtype(name, tensor, (like.dtype,))
-    check_device(name, tensor, like.device)
-
-
-def _out(
-    out: torch.Tensor | None, shape: torch.Size | tuple[int, ...], like: torch.Tensor
-) -> torch.Tensor:
-    if out is None:
-        return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
-    _check_like("out", out, shape, like)
-    check_unit_stride("out", out)
-    return out
+        check_dense(name, table, (num_tokens, head_dim // 2), torch.float32, device)
 
 
 def _placed(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return result
-    _check_like("out", out, result.shape, result)
+    check_tensor("out", out, result.shape, result.dtype, result.device)
     return out.copy_(result)

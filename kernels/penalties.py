@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 
 from kernels.backend import (
-    check_device,
+    check_dense,
     check_dtype,
     check_ids,
-    check_index,
     check_shape,
     check_unit_stride,
     choose_backend,
@@ -48,15 +47,15 @@ def penalise(
     check_logits(logits)
     num_rows, vocab_size = logits.shape
     device = logits.device
-    check_index("token_ids", token_ids, "n", torch.int32, device)
-    check_index("counts", counts, token_ids.shape[0], torch.int32, device)
-    check_index("start", start, num_rows + 1, torch.int32, device)
+    check_dense("token_ids", token_ids, ("n",), torch.int32, device)
+    check_dense("counts", counts, token_ids.shape, torch.int32, device)
+    check_dense("start", start, (num_rows + 1,), torch.int32, device)
     for name, penalty in (
         ("repetition", repetition),
         ("frequency", frequency),
         ("presence", presence),
     ):
-        check_index(name, penalty, num_rows, torch.float32, device)
+        check_dense(name, penalty, (num_rows,), torch.float32, device)
     check_ids("token_ids", token_ids, 0, vocab_size)
     if choose_backend(device, backend) == "triton":
         if token_ids.shape[0]:
@@ -83,10 +82,7 @@ def mask_logits(logits: torch.Tensor, allowed: torch.Tensor, *, backend: str | N
     """
     check_logits(logits)
     num_rows, vocab_size = logits.shape
-    check_shape("allowed", allowed, (num_rows, -(-vocab_size // 32)))
-    check_dtype("allowed", allowed, (torch.int32,))
-    check_device("allowed", allowed, logits.device)
-    check_unit_stride("allowed", allowed)
+    check_dense("allowed", allowed, (num_rows, -(-vocab_size // 32)), torch.int32, logits.device)
     if choose_backend(logits.device, backend) == "triton":
         if logits.numel():
             from kernels._penalty_triton import mask_triton  # optional: not on every platform

@@ -12,8 +12,7 @@ import torch
 
 from kernels._rows_native import rotary_store_native, takes
 from kernels.backend import (
-    check_device,
-    check_dtype,
+    check_dense,
     check_float8,
     check_for_pool,
     check_pools,
@@ -62,10 +61,7 @@ def rotary_store_kv(
     num_kv_heads = k_pool.shape[2]
     chosen = choose_backend(qkv.device, backend)
     if out is not None:
-        check_shape("out", out, shape)
-        check_dtype("out", out, (qkv.dtype,))
-        check_device("out", out, qkv.device)
-        check_unit_stride("out", out)
+        check_dense("out", out, shape, qkv.dtype, qkv.device)
     plain = norms is None and not interleaved and k_scale is None
     if chosen == "native" and plain and takes(qkv, k_pool) and k_pool.stride() == v_pool.stride():
         dense = out is not None and out.is_contiguous()
@@ -130,10 +126,7 @@ def _check(
     check_scales(k_pool, k_scale, v_scale)
     check_slots(slot_mapping, num_tokens, k_pool)
     for name, weight in zip(("norms[0]", "norms[1]"), norms or (), strict=False):
-        check_shape(name, weight, (head_dim,))
-        check_dtype(name, weight, (qkv.dtype,))
-        check_device(name, weight, qkv.device)
-        check_unit_stride(name, weight)
+        check_dense(name, weight, (head_dim,), qkv.dtype, qkv.device)
     return num_tokens, num_heads, head_dim
 
 

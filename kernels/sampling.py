@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.backend import check_device, check_dtype, check_index, check_shape, choose_backend
+from kernels.backend import check_dense, check_tensor, choose_backend
 from kernels.noise import check_seeds, uniform_noise
 from kernels.penalties import check_logits
 
@@ -46,12 +46,10 @@ def sample(
     check_logits(logits)
     num_rows, vocab_size = logits.shape
     for name, row in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
-        check_index(name, row, num_rows, torch.float32, logits.device)
-    check_index("top_k", top_k, num_rows, torch.int64, logits.device)
+        check_dense(name, row, (num_rows,), torch.float32, logits.device)
+    check_dense("top_k", top_k, (num_rows,), torch.int64, logits.device)
     if noise is not None:
-        check_shape("noise", noise, (num_rows, vocab_size))
-        check_dtype("noise", noise, (torch.float32,))
-        check_device("noise", noise, logits.device)
+        check_tensor("noise", noise, (num_rows, vocab_size), torch.float32, logits.device)
     elif seeds is None or positions is None:
         raise ValueError("noise is None: give seeds and positions, or the noise itself")
     else:

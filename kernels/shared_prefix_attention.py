@@ -21,7 +21,7 @@ from kernels._attention_call import Options, check_call, check_paged
 from kernels._attention_native import TILE
 from kernels._attention_work import SPLIT, SharedPrefixes, shared_work
 from kernels._extend_plan import ExtendPlan
-from kernels.backend import check_ids, check_index, choose_backend
+from kernels.backend import check_dense, check_ids, choose_backend
 from kernels.decode_attention import longest, plan_decode
 from kernels.extend_attention import attend, plan_on_cpu
 from kernels.scratch import Scratch
@@ -139,8 +139,8 @@ def shared_unit(device: torch.device, backend: str | None = None) -> int:
 def check_prefixes(prefixes: SharedPrefixes, block_table: torch.Tensor) -> None:
     """Raise unless the groups are what a launch can address; look at ids where debugging."""
     device, num_groups = block_table.device, prefixes.lens.shape[0]
-    check_index("prefixes.members", prefixes.members, "P", torch.int32, device)
-    check_index("prefixes.lens", prefixes.lens, "G", torch.int32, device)
-    check_index("prefixes.starts", prefixes.starts, num_groups + 1, torch.int32, device)
+    check_dense("prefixes.members", prefixes.members, ("P",), torch.int32, device)
+    check_dense("prefixes.lens", prefixes.lens, ("G",), torch.int32, device)
+    check_dense("prefixes.starts", prefixes.starts, (num_groups + 1,), torch.int32, device)
     check_ids("prefixes.members", prefixes.members, 0, block_table.shape[0])
     check_ids("prefixes.starts", prefixes.starts, 0, prefixes.members.shape[0] + 1)
