@@ -234,7 +234,8 @@ KEEPING_BUGS = (
         "what is used again stays abandoned",
         (Pins, "lock"),
         edit=("current.is_abandoned = False", "pass"),
-        seen_by="check reference",
+        seen_by="",
+        test="tests.core.test_abandon:test_who_comes_back_after_all_takes_it_back",
     ),
     PlantedBug(
         "who waits for it does not save what is abandoned",
