@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
-from kernels import native
+from kernels import choose_backend, native
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
@@ -279,9 +279,14 @@ def choose_device(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
         raise InvalidSetting(f"device is {wish!r}, which is not supported: use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetting(f"device is {wish!r}, but this torch finds no CUDA device: use cpu")
+    try:
+        backend = choose_backend(device)
+    except (ValueError, RuntimeError) as error:  # what $RADIXCACHE_KERNELS asks for
+        raise InvalidSetting(str(error)) from None
     name = config.dtype
     if name == "auto":
-        is_fast = device.type == "cuda" or native.prefers_bfloat16()
+        is_native = backend == "native"
+        is_fast = device.type == "cuda" or (is_native and native.prefers_bfloat16())
         name = "bfloat16" if is_fast else "float32"
     dtype: torch.dtype = getattr(torch, name)
     return device, dtype

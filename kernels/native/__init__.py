@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -27,6 +28,8 @@ import torch
 SOURCES: Final = Path(__file__).parent
 FLAGS: Final = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_SECONDS: Final = 120
+
+_log = logging.getLogger("radixcache.kernels")
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 """What the kernels compute in, and their names in vector.h."""
@@ -80,9 +83,21 @@ def library() -> ctypes.CDLL:
 def build() -> Build:
     """Compile the kernels, or open what an earlier process compiled on this machine.
 
-    The file is named by everything that decides what is in it: sources, flags, the compiler and the
-    processor's features.  Processes that compile at once each write their own and the last rename
-    stays, so none opens half a file.
+    A warning is logged before compiling, which takes seconds, and where the kernels can't be had.
+    """
+    made = _build()
+    if made.library is None:
+        _log.warning("torch computes, slower than kernels in C would: %s", made.reason)
+    return made
+
+
+def _build() -> Build:
+    """Open a kept file, or else compile one.
+
+    A file is named by everything that decides what is in it (sources, flags, the compiler and the
+    processor's features), and by the hash of what the compiler wrote: the loader trusts what it is
+    given, and a file that lost its tail would end the process.  Processes that compile at once each
+    write their own and the last rename stays, so none opens half a file.
     """
     try:
         words = shlex.split(os.environ.get("CC", "")) or ["cc"]
@@ -94,18 +109,20 @@ def build() -> Build:
         return Build(None, f"no C compiler {words[0]!r} is installed; install gcc, or set CC")
     command = [compiler, *words[1:], *FLAGS, _tuning(), "-fopenmp"]
     sources = sorted(SOURCES.glob("*.c"))
-    target = folder / f"kernels-{_digest(command, sources)}.so"
     try:
-        with contextlib.suppress(OSError):  # not there, or damaged
-            return Build(_open(target), "")
-        _compile([*command, *map(str, sources)], target)
-        return Build(_open(target), "")
+        stem = f"kernels-{_digest(command, sources)}"
+        for kept in sorted(folder.glob(f"{stem}-*.so")):
+            with contextlib.suppress(OSError):  # gone by now, or for other libraries
+                if kept == _place(folder, stem, kept.read_bytes()):
+                    return Build(_open(kept), "")
+        _log.warning("compiling kernels for this processor: some seconds, once a machine")
+        return Build(_open(_compile([*command, *map(str, sources)], folder, stem)), "")
     except subprocess.TimeoutExpired:
         return Build(None, f"{compiler} took longer than {COMPILE_SECONDS} s")
     except subprocess.CalledProcessError as error:
         return Build(None, f"{shlex.join(error.cmd)} failed: {error.stderr.strip()[-2000:]}")
     except (OSError, AttributeError) as error:  # AttributeError: not what was to be compiled
-        return Build(None, f"{target} cannot be made or opened: {error}")
+        return Build(None, f"kernels cannot be made or opened in {folder}: {error}")
 
 
 def _tuning() -> str:
@@ -141,10 +158,15 @@ def _features() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(names)}))
 
 
-def _compile(command: list[str], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
+def _place(folder: Path, stem: str, content: bytes) -> Path:
+    """Where a library with this content is kept; 0.1 ms for one of ours."""
+    return folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:20]}.so"
+
+
+def _compile(command: list[str], folder: Path, stem: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+        made = Path(unfinished) / "kernels.so"
         subprocess.run(
             [*command, "-o", str(made), "-lm"],
             check=True,
@@ -153,7 +175,7 @@ def _compile(command: list[str], target: Path) -> None:
             errors="replace",
             timeout=COMPILE_SECONDS,
         )
-        made.replace(target)
+        return made.replace(_place(folder, stem, made.read_bytes()))
 
 
 def _open(path: Path) -> ctypes.CDLL:

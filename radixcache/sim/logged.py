@@ -8,6 +8,7 @@ image by its address or a hash, a call by its JSON.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import json
@@ -28,6 +29,7 @@ IMAGE_CLOSE = "⟧"
 def log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Iterate over the lines that are not empty, with their numbers; gzip-compressed or not.
 
+    A byte order mark, which some editors put first, is no part of the first line.
     Raises InvalidTrace for a file that is damaged, OSError.
     """
     number = 0
@@ -36,6 +38,8 @@ def log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with gzip.open(path) if zipped else path.open("rb") as stream:
         try:
             for number, line in enumerate(stream, 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:

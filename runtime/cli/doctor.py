@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from runtime.cli.options import check_counts, check_target
 from runtime.cli.replaying import add_replay_flags, renderer_of
 from runtime.doctor.diagnosis import Doctor
 from runtime.doctor.log import read_log
@@ -43,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidSetting(f"--fail-below is {args.fail_below}: a share from 0 to 1")
     if args.tokens_per_s is not None and not args.tokens_per_s > 0:
         raise InvalidSetting(f"--tokens-per-s is {args.tokens_per_s}: a number above 0")
+    check_counts("--num-blocks", args.num_blocks)
+    check_counts("--block-size", args.block_size)
+    check_target("--html", args.html)
     log = read_log(args.log)
     doctor = Doctor(
         renderer_of(args),

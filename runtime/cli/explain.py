@@ -9,6 +9,7 @@ import msgspec
 
 from radixcache.lease import PrefixKey
 from runtime.cli.asking import KEY_VARIABLE, Server
+from runtime.cli.options import check_counts
 from runtime.cli.replaying import add_replay_flags, read_requests, read_text, renderer_of
 from runtime.doctor.log import LoggedRequest, Said, request_of
 from runtime.doctor.replay import Encoder, cache_of, serve
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Explain one prompt, and print it in words or as JSON."""
     if bool(args.url) == bool(args.after):
         raise InvalidRequest("say where to look: --url for a server, or --after for files")
+    check_counts("--block-size", args.block_size)
     text = read_text(args.body)
     report = _asked(args, text) if args.url else _worked_out(args, text)
     print(msgspec.json.encode(report).decode() if args.json else shown(report))
@@ -81,7 +83,7 @@ def _worked_out(args: argparse.Namespace, text: str) -> MissReport:
     asked = _request(args, text)
     prompt = encoder.encode(asked)
     num_tokens = sum(e.num_tokens + len(e.reply) for e in [*encoded, prompt])
-    cache = cache_of(2 + len(encoded) + num_tokens // max(1, args.block_size), args.block_size)
+    cache = cache_of(2 + len(encoded) + num_tokens // args.block_size, args.block_size)
     for request in encoded:
         serve(cache, request)
     found = find_miss(

@@ -7,10 +7,12 @@ know: what a command does with them.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -18,6 +20,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from radixcache.policy import POLICIES
 from runtime.config import DEFAULT_MODEL, DTYPES, RuntimeConfig
+from runtime.errors import InvalidSetting
 from runtime.exactness.promise import EXACT
 from runtime.request import SamplingParams
 from runtime.scheduler.ordering import ORDERINGS
@@ -35,6 +38,25 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write 512MiB, 2GiB or bytes")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def check_counts(flag: str, *values: int | None) -> None:
+    """Raise InvalidSetting for a value of the flag below 1; None is a flag that is not there."""
+    for value in values:
+        if value is not None and value < 1:
+            raise InvalidSetting(f"{flag} is {value}: at least 1")
+
+
+def check_target(flag: str, path: Path | None) -> None:
+    """Raise InvalidSetting where a file can't be written, before the work that it is to show."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise InvalidSetting(f"{flag} {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InvalidSetting(f"{flag} {path}: it is a folder, and a file is to be written")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidSetting(f"{flag} {path}: it can't be written; choose another place")
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:

@@ -42,11 +42,14 @@ def renderer_of(args: argparse.Namespace) -> Renderer:
 
 
 def read_text(name: str) -> str:
-    """Return what a file holds, "-" being standard input.  Raises InvalidLog, OSError."""
+    """Return what a file holds, "-" being standard input, without a byte order mark.
+
+    Raises InvalidLog, OSError.
+    """
     try:
         if name == "-":
-            return sys.stdin.buffer.read().decode()
-        return Path(name).read_text(encoding="utf-8")
+            return sys.stdin.buffer.read().decode("utf-8-sig")
+        return Path(name).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidLog(f"{name} is not UTF-8: {error}") from None
 

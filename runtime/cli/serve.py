@@ -23,6 +23,7 @@ from runtime.cli.server_options import (
     kv_events_of,
     public_prefix_of,
     server_config,
+    shared_tokens,
     tenants_of,
     tracer_of,
 )
@@ -54,8 +55,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Take the port, load the model, and serve until interrupted."""
     config, settings, tenants = runtime_config(args), server_config(args), tenants_of(args)
+    public_prefix = public_prefix_of(args)
     with ExitStack() as cleanup:
         # First: loading takes longer than failing here.
+        trace_stream = None
+        if args.trace_log is not None:
+            trace_stream = cleanup.enter_context(args.trace_log.open("ab"))
         listener = cleanup.enter_context(_bind(args.host, args.port))
         tracer = tracer_of(args, model=config.model)
         if tracer is not None:
@@ -74,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
             settings,
             tenants=tenants,
             tracer=tracer,
-            public_prefix=public_prefix_of(args, runtime),
-            trace_stream=None if args.trace_log is None else args.trace_log.open("ab"),
+            public_prefix=shared_tokens(public_prefix, runtime),
+            trace_stream=trace_stream,
             outlets=() if events is None else (events,),
         )
         # What is alive now stays: the collector need not look at it again, 0.1 s each time.

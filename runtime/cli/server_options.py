@@ -196,21 +196,35 @@ def kv_events_of(args: argparse.Namespace) -> KVEventPublisher | None:
     )
 
 
-def public_prefix_of(args: argparse.Namespace, runtime: Runtime) -> list[int]:
-    """Return the token ids that all tenants may share; none without the flag.
+def public_prefix_of(args: argparse.Namespace) -> str | None:
+    """Read the system prompt that all tenants may share, if there is one.
 
-    Raises InvalidSetting for a file that can't be read, or no room for so long a prompt.
+    Raises InvalidSetting for a file that can't be read.
     """
     if args.public_prefix is None:
+        return None
+    try:
+        text: str = args.public_prefix.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"--public-prefix {args.public_prefix}: {error}") from None
+    return text
+
+
+def shared_tokens(public_prefix: str | None, runtime: Runtime) -> list[int]:
+    """Return the token ids that all tenants may share; none without a public prefix.
+
+    Raises InvalidSetting where the model takes no system prompt, or there is no room for this one.
+    """
+    if public_prefix is None:
         return []
     try:
-        tokens = runtime.system_tokens(args.public_prefix.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RequestError) as error:
-        raise InvalidSetting(f"--public-prefix {args.public_prefix}: {error}") from None
+        tokens = runtime.system_tokens(public_prefix)
+    except RequestError as error:
+        raise InvalidSetting(f"--public-prefix: {error}") from None
     most = runtime.engine.config.max_len // 2
     if len(tokens) > most:
         raise InvalidSetting(
-            f"--public-prefix {args.public_prefix} has {len(tokens)} tokens: at most half of "
-            f"max_len, {most}, so that requests fit beside it"
+            f"--public-prefix has {len(tokens)} tokens: at most half of max_len, {most}, so that "
+            "requests fit beside it"
         )
     return tokens

@@ -20,7 +20,7 @@ from radixcache.sim.report import advice, growth, heading, plot, table
 from radixcache.sim.roster import ROSTER, Row, simulate
 from radixcache.sim.texts import pieces
 from radixcache.sim.trace import Trace
-from runtime.cli.options import shown_progress
+from runtime.cli.options import check_counts, check_target, shown_progress
 from runtime.errors import InvalidSetting
 from runtime.tokenizer.load import tokenizer_from_folder
 
@@ -121,6 +121,10 @@ def _add_output_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read or make the trace, replay it, and print hit rates."""
+    check_counts("--blocks", *args.blocks)
+    check_counts("--block-size", *args.block_size)
+    check_counts("--requests", args.requests)
+    check_target("--plot", args.plot)
     speed = None
     if args.concurrency == "trace":
         speed = Speed(prefill_rate=args.prefill_rate, decode_rate=args.decode_rate)
@@ -149,8 +153,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _traces(args: argparse.Namespace, show: Show) -> Iterator[Trace]:
     """Yield the trace in blocks of each size that was asked for."""
-    if args.requests is not None and args.requests < 1:
-        raise InvalidSetting(f"--requests is {args.requests}: at least 1")
     traffic = traffic_of(args.trace)
     encode = _encode(args.tokenizer)
     for size in dict.fromkeys(args.block_size or (HASHED_TOKENS,)):
@@ -192,8 +194,6 @@ def _encode(folder: Path | None) -> Encode:
 def _sizes(trace: Trace, asked: Sequence[int]) -> list[int]:
     """The sizes to simulate, ascending; by default none that the longest request doesn't fit in."""
     if asked:
-        if min(asked) < 1:
-            raise InvalidSetting(f"--blocks is {min(asked)}: at least 1")
         return sorted(set(asked))
     shares = (round(trace.num_distinct * share) for share in DEFAULT_SHARES)
     return sorted({max(1, trace.longest, size) for size in shares})

@@ -139,7 +139,7 @@ def load_tenants(path: Path, *, random_secret: bytes) -> Tenants:
     Raises InvalidSetting that names the line or the field, and shows no key.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidSetting(f"can't read the API keys in {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -59,6 +59,15 @@ def test_a_page_is_written_beside(
     assert "a UUID near the top" in out
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_the_log_is_replayed(
+    capsys: pytest.CaptureFixture[str], broken: str, tmp_path: Path
+) -> None:
+    for place in ("missing/report.html", "."):
+        code, out, err = run(capsys, broken, "--model", "words", "--html", str(tmp_path / place))
+        assert (code, out) == (2, "")
+        assert "replaying" not in err
+
+
 def test_the_exit_code_tells_a_ci_whether_enough_is_found(
     capsys: pytest.CaptureFixture[str], broken: str, tmp_path: Path
 ) -> None:
@@ -94,9 +103,9 @@ def test_a_small_pool_and_a_rate_are_taken(
         (["log.jsonl", "--fail-below", "nan"], 2, "--fail-below"),
         (["log.jsonl", "--tokens-per-s", "0"], 2, "--tokens-per-s"),
         (["log.jsonl", "--num-blocks", "3"], 2, "does not fit into 3 blocks"),
-        (["log.jsonl", "--num-blocks", "0"], 2, "num_blocks"),
-        (["log.jsonl", "--block-size", "0"], 2, "block_size"),
-        (["log.jsonl", "--html", "no/such/folder.html"], 1, "folder.html"),
+        (["log.jsonl", "--num-blocks", "0"], 2, "--num-blocks is 0"),
+        (["log.jsonl", "--block-size", "0"], 2, "--block-size is 0"),
+        (["log.jsonl", "--html", "no/such/folder.html"], 2, "no folder no/such"),
         (["log.jsonl", "--model", "no/such/model.gguf"], 1, "no model"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_server_is_asked_with_a_key(
         (["--after", "bad.jsonl"], 2, "bad.jsonl, line 2: it is not JSON"),
         (["--after", "list.json"], 2, "list.json holds no body"),
         (["--after", "none.json"], 2, "messages"),
-        (["--after", "1.json", "--block-size", "0"], 2, "block_size"),
+        (["--after", "1.json", "--block-size", "0"], 2, "--block-size is 0"),
     ],
 )
 def test_a_mistake_is_one_clear_line(

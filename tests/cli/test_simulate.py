@@ -70,7 +70,7 @@ def test_requests_larger_than_the_cache_are_told_of(capsys: pytest.CaptureFixtur
         (["chat:turn=3"], 2, "turns"),
         ([MADE, "--blocks", "0"], 2, "--blocks"),
         ([MADE, "--requests", "0"], 2, "--requests"),
-        ([MADE, "--block-size", "0"], 2, "at least one token"),
+        ([MADE, "--block-size", "0"], 2, "--block-size is 0"),
         ([MADE, "--concurrency", "trace", "--prefill-rate", "0"], 2, "prefill_rate"),
         ([MADE, "--tokenizer", "no/such/folder"], 1, "tokenizer.json"),
     ],
@@ -78,8 +78,8 @@ def test_requests_larger_than_the_cache_are_told_of(capsys: pytest.CaptureFixtur
 def test_a_mistake_is_one_clear_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, word: str
 ) -> None:
-    found, _, err = run(capsys, *arguments)
-    assert found == code
+    found, out, err = run(capsys, *arguments)
+    assert (found, out) == (code, "")
     assert word in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("radixcache: ")
 
@@ -131,6 +131,8 @@ def test_without_matplotlib_a_picture_is_refused_before_anything_is_replayed(
     [
         (["--plot", "picture.txt"], ".svg or .png"),
         (["--plot", "p.svg", "--block-size", "16", "--block-size", "32"], "one --block-size"),
+        (["--plot", "no/such/p.svg"], "no folder no/such"),
+        (["--plot", "."], "it is a folder"),
     ],
 )
 def test_what_can_not_be_drawn_is_refused(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,14 +70,50 @@ def test_a_missing_compiler_is_named(
     )
 
 
+@pytest.mark.parametrize("damage", ["no library", "its tail is gone", "a byte is another"])
 def test_a_damaged_file_is_compiled_anew(
-    compiled: Callable[[], native.Build], tmp_path: Path
+    compiled: Callable[[], native.Build], tmp_path: Path, damage: str
 ) -> None:
+    """The loader looks at little: without its tail a library ended the process by a bus error."""
     compiled()
     [file] = made(tmp_path)
+    whole = file.read_bytes()
+    other = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
     file.unlink()  # it is mapped: what is mapped must not change
-    file.write_bytes(b"not a library")
+    file.write_bytes(
+        {"no library": b"not a library", "its tail is gone": whole[:4096]}.get(damage, other)
+    )
     assert compiled().library is not None
+    assert [found.read_bytes() for found in made(tmp_path)] == [whole]
+
+
+def test_builds_at_once_each_end_with_a_whole_library(
+    compiled: Callable[[], native.Build], tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        builds = [threads.submit(compiled) for _ in range(4)]
+        assert all(each.result().library is not None for each in builds)
+    assert all(file.suffix == ".so" for file in made(tmp_path)), "nothing is left unfinished"
+
+
+def test_only_who_compiles_says_so(
+    compiled: Callable[[], native.Build], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="radixcache.kernels"):
+        compiled()
+        compiled()
+    assert caplog.messages == ["compiling kernels for this processor: some seconds, once a machine"]
+
+
+def test_that_torch_computes_is_said_with_the_reason(
+    compiled: Callable[[], native.Build],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with caplog.at_level(logging.WARNING, logger="radixcache.kernels"):
+        reason = compiled().reason
+    assert caplog.messages == [f"torch computes, slower than kernels in C would: {reason}"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_reason_and_no_crash(
@@ -83,13 +121,13 @@ def test_a_folder_that_cannot_be_made_is_a_reason_and_no_crash(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RADIXCACHE_HOME", str(tmp_path / "file"))
-    assert "cannot be made or opened" in compiled().reason
+    assert "kernels cannot be made or opened in" in compiled().reason
 
 
 def test_what_cannot_be_read_or_is_not_what_was_to_be_compiled_is_a_reason(
     compiled: Callable[[], native.Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (native.SOURCES / "all.c").write_text("long other(void) { return 0; }")
-    assert "cannot be made or opened" in compiled().reason
+    assert "kernels cannot be made or opened in" in compiled().reason
     monkeypatch.setenv("CC", "'gcc")
     assert "can't be read" in compiled().reason

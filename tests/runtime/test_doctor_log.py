@@ -87,6 +87,12 @@ def test_a_body_in_anthropics_words_is_taken() -> None:
     assert request.tools[0].for_template()["function"]["description"] == "d"
 
 
+def test_a_byte_order_mark_at_the_head_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(BODY).encode())
+    assert len(read_log(path)) == 1
+
+
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
 def test_a_file_is_read_line_by_line_and_may_be_compressed(tmp_path: Path, name: str) -> None:
     text = "\n\n".join([json.dumps(BODY), json.dumps({"prompt": "x"})]).encode() + b"\n"

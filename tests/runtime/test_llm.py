@@ -6,9 +6,12 @@ import os
 from typing import Any
 
 import pytest
+import torch
 
+from runtime.config import RuntimeConfig
 from runtime.errors import InvalidRequest, InvalidSetting, ModelFileError, PromptTooLong
 from runtime.llm import LLM
+from runtime.loading import choose_device
 from runtime.request import RequestOutput, SamplingParams
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
@@ -112,6 +115,20 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
 def test_settings_that_cant_be_had_are_named(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidSetting, match=word):
         LLM(**settings)
+
+
+@pytest.mark.parametrize(("wish", "says"), [("fast", "choose one of"), ("triton", "on cpu")])
+def test_kernels_that_cant_be_had_are_named(
+    monkeypatch: pytest.MonkeyPatch, wish: str, says: str
+) -> None:
+    monkeypatch.setenv("RADIXCACHE_KERNELS", wish)
+    with pytest.raises(InvalidSetting, match=says):
+        LLM(device="cpu")
+
+
+def test_without_native_kernels_auto_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXCACHE_KERNELS", "torch")
+    assert choose_device(RuntimeConfig(device="cpu"))[1] is torch.float32
 
 
 def test_a_pipe_is_no_model(tmp_path: Any) -> None:

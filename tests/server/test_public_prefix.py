@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from runtime.cli.server_options import public_prefix_of
+from runtime.cli.server_options import public_prefix_of, shared_tokens
 from runtime.errors import InvalidSetting
 from runtime.server.tenants import Tenant, Tenants
 from tests.support.served import NAME, quick_runtime, serving
@@ -73,4 +73,10 @@ def test_a_prefix_that_can_not_be_served_is_refused_at_the_start(
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(InvalidSetting, match=word):
-        public_prefix_of(argparse.Namespace(public_prefix=file), quick_runtime())
+        shared_tokens(public_prefix_of(argparse.Namespace(public_prefix=file)), quick_runtime())
+
+
+def test_a_byte_order_mark_is_no_part_of_the_public_prefix(tmp_path: Path) -> None:
+    file = tmp_path / "system.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + SYSTEM.encode())
+    assert public_prefix_of(argparse.Namespace(public_prefix=file)) == SYSTEM

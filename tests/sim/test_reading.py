@@ -44,6 +44,15 @@ def test_block_hashes_are_read_plain_or_zipped(tmp_path: Path, zipped: bool) -> 
     assert read_trace(path, most=1).num_references == 2
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_byte_order_mark_at_the_head_is_passed_over(tmp_path: Path, zipped: bool) -> None:
+    line = "\ufeff" + json.dumps(hashes(7, 8))
+    assert read_trace(written(tmp_path, line, zipped=zipped)).num_references == 2
+    later = written(tmp_path, hashes(7, 8), line)
+    with pytest.raises(InvalidTrace, match="line 2"):
+        read_trace(later)
+
+
 def test_hashes_become_larger_and_smaller_blocks(tmp_path: Path) -> None:
     path = written(tmp_path, hashes(1, 2, 3, length=1100), hashes(1, 2, 4, 5))
     assert shape(read_trace(path, block_size=1024)) == [([0, 1], []), ([0, 2], [])]
