@@ -43,6 +43,38 @@ def test_a_hundred_thousand_nodes_cost_what_the_window_shows(page: Page) -> None
         assert work_of(page)["refreshes"] + work_of(page)["layouts"] < work_of(page)["frames"]
 
 
+PLACES = f"""((layout) => JSON.stringify([
+  layout.lanes, layout.reachAll, layout.roots,
+  Array.from({{ length: layout.size }}, (_, at) => [
+    layout.node(at).row.id, layout.below(at)?.map((node) => layout.placeOf(node)),
+    ...["x0", "x1", "lane0", "lane1", "reach", "end", "parent", "warm", "sumHits", "sumPinned"]
+      .map((name) => layout[name][at]) ])]))"""
+
+
+def test_a_tree_laid_out_change_by_change_is_as_one_laid_out_anew(page: Page) -> None:
+    """Back and forth in time nodes go and come again, and take the slots of others."""
+    with synthetic_feed(num_nodes=150, changes=40) as (url, _):
+        page.open(f"{url}/tree")
+        page.wait(f"{TREE}.timeline.log.length > 6")
+        different = page.run(
+            f"""(() => {{ const {{ timeline, stage, model }} = {TREE}, {{ layout }} = stage;
+            const last = timeline.newest, different = [];
+            for (const back of [0, 3, 1, 2.5, 0.5, 2, 0, 1.5, 3, 0]) {{
+              timeline.show(last - back);
+              layout.rebuild(model);
+              const step = {PLACES}(layout);
+              if (step !== {PLACES}(new layout.constructor(model))) different.push(back);
+            }}
+            timeline.show(null);
+            return different; }})()"""
+        )
+        assert different == []
+        assert page.run(f"{TREE}.model.freeSlots.length") > 0
+        assert page.run(
+            f"{TREE}.model.slots - {TREE}.model.freeSlots.length === {TREE}.model.size + 1"
+        )
+
+
 def test_a_click_on_an_aggregate_comes_nearer(page: Page) -> None:
     with synthetic_feed(num_nodes=20_000, changes=0) as (url, _):
         page.open(f"{url}/tree")

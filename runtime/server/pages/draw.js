@@ -55,7 +55,7 @@ class Drawing {
     const left = this.x(layout.x0[index]), right = this.x(layout.x1[index]);
     if (left > view.width) return;
     if (layout.parent[index] >= 0) this.#node(index, left, right, top, bottom);
-    const below = layout.below[index];
+    const below = layout.below(index);
     if (below === null || right > view.width) return;
     const reach = this.x(layout.reach[index]);
     if (reach < GUTTER_PX) return;
@@ -82,7 +82,7 @@ class Drawing {
     let at = layout.firstBelow(below, this.laneAt(RULER_PX));
     let run = null;
     while (at < below.length) {
-      const child = below[at].index, y0 = this.y(layout.lane0[child]), y1 = this.y(layout.lane1[child]);
+      const child = layout.placeOf(below[at]), y0 = this.y(layout.lane0[child]), y1 = this.y(layout.lane1[child]);
       this.visited++;
       if (y0 > view.height) break;
       if (y1 - y0 >= MIN_PX) {
@@ -93,8 +93,8 @@ class Drawing {
       }
       let next = Math.max(at + 1, layout.firstBelow(below, this.laneAt(y0 + ROW_PX), at));
       // One that begins within this row belongs to it, unless it is tall and ends it.
-      if (next < below.length && this.y(layout.lane0[below[next].index]) < y0 + ROW_PX && !this.#isTall(below[next].index)) next++;
-      const last = below[next - 1].index;
+      if (next < below.length && this.y(layout.lane0[layout.placeOf(below[next])]) < y0 + ROW_PX && !this.#isTall(layout.placeOf(below[next]))) next++;
+      const last = layout.placeOf(below[next - 1]);
       run ??= { from: child, to: 0, parent, x: left, y: y0, w: 0, h: 0 };
       run.to = layout.end[last];
       run.h = this.y(layout.lane1[last]) - run.y;
@@ -130,7 +130,7 @@ class Drawing {
     for (const kind of ["e", "other", "r", "p"]) {
       context.beginPath();
       for (const { index, x, y, w, h } of this.shown) {
-        const { row } = layout.nodes[index];
+        const { row } = layout.node(index);
         const its = row.state === "i" ? "other" : row.state;
         if (its !== kind || h < (kind === "e" ? 9 : 4)) continue; // dashes hide what is low
         if (w < 5) context.rect(x, y, Math.min(2, w), h);
@@ -143,7 +143,7 @@ class Drawing {
     }
     context.setLineDash([]);
     for (const { index, x, y, w, h } of this.shown) {
-      const { row } = layout.nodes[index];
+      const { row } = layout.node(index);
       if (h < 4 || w < 5) continue;
       if (row.state === "r" && h > 8) {
         context.strokeStyle = colours.retained;
@@ -189,7 +189,7 @@ class Drawing {
       const top = Math.max(y, RULER_PX), bottom = Math.min(y + h, view.height), left = Math.max(x, GUTTER_PX);
       const room = Math.min(x + w, view.width) - left - 12;
       if (bottom - top < 13 || room < 22) continue;
-      const { row } = layout.nodes[index];
+      const { row } = layout.node(index);
       context.fillStyle = colours.inks[this.stepOf[index]];
       this.#caption(row, layout.found(index), left + 7, top, bottom, room);
     }
@@ -251,7 +251,7 @@ class Drawing {
     const above = new Set();
     for (let at = selected; at >= 0; at = layout.parent[at]) above.add(at);
     for (const { index, x, y, w, h } of this.shown) {
-      const node = layout.nodes[index], age = now - node.born;
+      const node = layout.node(index), age = now - node.born;
       if (node.born && age >= 0 && age < BORN_S && !view.reduced.matches) {
         context.globalAlpha = 1 - age / BORN_S;
         context.lineWidth = 2;
@@ -273,7 +273,7 @@ class Drawing {
       if (bottom <= top) return;
       context.fillStyle = colours.gutter[at % 2];
       context.fillRect(0, top, GUTTER_PX - 3, Math.max(1, bottom - top - 1));
-      const words = this.nameOf(layout.nodes[index].row), width = context.measureText(words).width;
+      const words = this.nameOf(layout.node(index).row), width = context.measureText(words).width;
       if (bottom - top < width + 8) return;
       context.save();
       context.translate((GUTTER_PX - 3) / 2 + 0.5, Math.min((top + bottom) / 2, top + 200) + width / 2);

@@ -1,7 +1,9 @@
 // Where each node stands: x in tokens from the start of the prompt, y in lanes, one a leaf.
 // Owns: the tree in preorder as typed arrays, with sums over any run of it.  Does not know: pixels.
 // Idea: in preorder a subtree is one range, and so are siblings side by side, so that count, mean
-// reach and mean heat of whatever is too small to draw cost one subtraction, at any size.
+// reach and mean heat of whatever is too small to draw cost one subtraction, at any size.  What is
+// read of nodes is kept by slot, so that only nodes that changed are looked at: they lie all over
+// memory, and a hundred thousand of them cost ten times what the arrays do.
 //
 //   x0 ──── edge ──── x1          reach: where the longest prefix below ends
 //   [ system prompt    ][ a chat ][ a turn ]   lane0
@@ -9,8 +11,9 @@
 
 const ROOT_GAP = 0.6; // lanes between namespaces
 
-const NUMBERS = [
-  "x0", "x1", "lane0", "lane1", "reach", "lanesOf", "cursor", "hits", "used", "pinned", "warm",
+const BY_SLOT = ["tokens", "hits", "used", "pinned"];
+const BY_PLACE = [
+  "x0", "x1", "lane0", "lane1", "reach", "lanesOf", "cursor", "warm",
   "sumReach", "sumLeaves", "sumHits", "sumUsed", "sumPinned",
 ];
 
@@ -20,17 +23,13 @@ class Layout {
     this.rebuild(model);
   }
 
-  // Order and place all nodes anew.  Rows are looked at once, for they lie all over memory; the rest
-  // runs over arrays, which are kept for the next time.
+  // Order and place all nodes anew.
   rebuild(model) {
     this.shape = model.shape;
     this.version = model.version;
-    this.nodes = [];
-    this.below = [];      // children by lane, null for a leaf; these arrays are never changed
-    this.roots = [];
-    if (model.size > this.room) this.#makeRoom(Math.ceil(model.size * 1.25) + 64);
-    this.#order(model);
-    model.touched = [];
+    if (model.slots > this.room) this.#makeRoom(model);
+    this.#take(model);
+    this.#order(model.root.slot);
     this.#place();
     this.#sum();
   }
@@ -39,45 +38,68 @@ class Layout {
   refresh(model) {
     if (this.version === model.version) return false;
     this.version = model.version;
-    for (const node of model.touched) this.#take(node.index, node.row);
-    model.touched = [];
+    this.#take(model);
     this.#sum();
     return true;
   }
 
-  #makeRoom(room) {
-    this.room = room;
-    for (const name of NUMBERS) this[name] = new Float64Array(room + 1);
+  // Room for a quarter more nodes; all of them are to be looked at again.
+  #makeRoom(model) {
+    const room = (this.room = Math.ceil(model.slots * 1.25) + 64);
+    for (const name of [...BY_SLOT, ...BY_PLACE]) this[name] = new Float64Array(room + 1);
+    for (const name of ["first", "next", "place"]) this[name] = new Int32Array(room); // by slot
+    for (const name of ["slot", "parent"]) this[name] = new Int32Array(room);         // by place
     this.end = new Int32Array(room);      // one beyond the subtree
-    this.parent = new Int32Array(room);
-  }
-
-  #take(index, { hits, used, state }) {
-    this.hits[index] = hits;
-    this.used[index] = used;
-    this.pinned[index] = state === "p" ? 1 : 0;
-  }
-
-  #order(model) {
-    const { parent, x0, x1, nodes } = this, waiting = [], above = [];
-    const push = (below, from) => {
-      for (let at = below.length - 1; at >= 0; at--) { waiting.push(below[at]); above.push(from); }
-    };
-    push(model.childrenOf(model.root), -1);
-    while (waiting.length) {
-      const node = waiting.pop(), from = above.pop(), index = nodes.length;
-      node.index = index;
-      nodes.push(node);
-      parent[index] = from;
-      x0[index] = from < 0 ? 0 : x1[from];
-      x1[index] = x0[index] + node.row.tokens;
-      this.#take(index, node.row);
-      if (from < 0) this.roots.push(index);
-      const below = node.children === null ? null : model.childrenOf(node);
-      this.below.push(below);
-      if (below !== null) push(below, index);
+    this.nodeOf = new Array(room).fill(undefined);
+    this.belowOf = new Array(room).fill(null); // children by lane, null for a leaf; never changed
+    for (const node of [model.root, ...model.nodes.values()]) {
+      model.touched.add(node);
+      model.regrouped.add(node);
     }
-    this.size = nodes.length;
+  }
+
+  // Look at what changed since the last time: rows, and who stands below whom.
+  #take(model) {
+    const { tokens, hits, used, pinned, first, next, nodeOf, belowOf } = this;
+    for (const node of model.touched) {
+      const { slot, row } = node;
+      nodeOf[slot] = node;
+      tokens[slot] = row.tokens;
+      hits[slot] = row.hits;
+      used[slot] = row.used;
+      pinned[slot] = row.state === "p" ? 1 : 0;
+    }
+    for (const node of model.regrouped) {
+      const below = node.children === null ? null : model.childrenOf(node);
+      belowOf[node.slot] = below;
+      let later = -1;
+      for (let at = below === null ? -1 : below.length - 1; at >= 0; at--) {
+        next[below[at].slot] = later;
+        later = below[at].slot;
+      }
+      first[node.slot] = later;
+    }
+    model.touched.clear();
+    model.regrouped.clear();
+  }
+
+  #order(top) {
+    const { parent, x0, x1, slot, place, first, next, tokens } = this;
+    this.roots = [];
+    let size = 0, above = -1, at = first[top];
+    while (at >= 0) {
+      const here = size++;
+      slot[here] = at;
+      place[at] = here;
+      parent[here] = above;
+      x0[here] = above < 0 ? 0 : x1[above];
+      x1[here] = x0[here] + tokens[at];
+      if (above < 0) this.roots.push(here);
+      if (first[at] >= 0) { above = here; at = first[at]; continue; }
+      while (next[at] < 0 && above >= 0) { at = slot[above]; above = parent[above]; }
+      at = next[at];
+    }
+    this.size = size;
   }
 
   #place() {
@@ -105,10 +127,10 @@ class Layout {
   }
 
   #sum() {
-    const { size, end, parent, reach, warm, hits, used, pinned } = this;
+    const { size, end, parent, reach, warm, hits, used, pinned, slot } = this;
     const { sumReach, sumLeaves, sumHits, sumUsed, sumPinned } = this;
-    warm.set(used.subarray(0, size)); // last use of a node or of anything below it
-    for (let at = size - 1; at >= 0; at--) {
+    for (let at = 0; at < size; at++) warm[at] = used[slot[at]];
+    for (let at = size - 1; at >= 0; at--) { // last use of a node or of anything below it
       const above = parent[at];
       if (above >= 0 && warm[at] > warm[above]) warm[above] = warm[at];
     }
@@ -116,14 +138,23 @@ class Layout {
       const leaf = end[at] === at + 1 ? 1 : 0;
       sumReach[at + 1] = sumReach[at] + leaf * reach[at];
       sumLeaves[at + 1] = sumLeaves[at] + leaf;
-      sumHits[at + 1] = sumHits[at] + hits[at];
+      sumHits[at + 1] = sumHits[at] + hits[slot[at]];
       sumUsed[at + 1] = sumUsed[at] + warm[at];
-      sumPinned[at + 1] = sumPinned[at] + pinned[at];
+      sumPinned[at + 1] = sumPinned[at] + pinned[slot[at]];
     }
   }
 
   // Roots stand for namespaces, and are no nodes of the tree.
   get numNodes() { return this.size - this.roots.length; }
+
+  // The node that stands at a place; undefined beyond the last.
+  node(place) { return place < this.size ? this.nodeOf[this.slot[place]] : undefined; }
+
+  // Its children by lane, null for a leaf.
+  below(place) { return this.belowOf[this.slot[place]]; }
+
+  // Where a node stands; -1 for one that came since.
+  placeOf(node) { return this.nodeOf[node.slot] === node ? this.place[node.slot] : -1; }
 
   // Requests that found a node: those that ended there, and those that went on below.
   found(index) { return this.sumHits[this.end[index]] - this.sumHits[index]; }
@@ -145,7 +176,7 @@ class Layout {
     let low = from, high = siblings.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.lane1[siblings[middle].index] > lane) high = middle;
+      if (this.lane1[this.place[siblings[middle].slot]] > lane) high = middle;
       else low = middle + 1;
     }
     return low;

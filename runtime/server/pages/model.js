@@ -24,6 +24,8 @@ class LostTrack extends Error {}
 class TreeModel {
   constructor() {
     this.nodes = new Map();   // id -> node
+    this.slots = 0;           // numbers of nodes that are or were in use, and
+    this.freeSlots = [];      // those that no node has any more
     this.root = this.#node({ id: 0, parent: null, tokens: 0, order: 0 }, 0); // above the roots of namespaces
     this.namespaces = [];
     this.shape = 0;           // goes up when an edge or a parent changes
@@ -31,7 +33,8 @@ class TreeModel {
     this.arrivals = 0;
     this.tokens = 0;          // sum over the nodes
     this.hasOtherTier = false;
-    this.touched = [];        // nodes whose rows changed since the layout looked
+    this.touched = new Set();    // nodes that are new, or whose rows changed, and
+    this.regrouped = new Set();  // those whose children did, since the layout looked
   }
 
   get size() { return this.nodes.size; }
@@ -39,7 +42,8 @@ class TreeModel {
   get(id) { return this.nodes.get(id); }
 
   #node(row, order) {
-    return { row, order, children: null, sorted: null, index: -1, born: 0 };
+    const slot = this.freeSlots.pop() ?? this.slots++;
+    return { row, order, slot, children: null, sorted: null, born: 0 };
   }
 
   // Put rows in place and take ids away; returns {rows, removed} that undoes it.
@@ -54,6 +58,8 @@ class TreeModel {
         row.order = fresh.order;
         fresh.born = born;
         this.nodes.set(row.id, fresh);
+        this.touched.add(fresh);
+        this.regrouped.add(fresh);
         this.tokens += row.tokens;
         made.push(row.id);
         moved.push([fresh, null]);
@@ -64,7 +70,7 @@ class TreeModel {
         if (row.parent !== node.row.parent) moved.push([node, node.row.parent]);
         else if (row.tokens !== node.row.tokens) this.shape++;
         node.row = row;
-        this.touched.push(node);
+        this.touched.add(node);
       }
     }
     this.#attach(moved);
@@ -73,6 +79,9 @@ class TreeModel {
       if (node === undefined) continue;
       before.push(node.row);
       this.nodes.delete(id);
+      this.touched.delete(node);
+      this.regrouped.delete(node);
+      this.freeSlots.push(node.slot);
       this.tokens -= node.row.tokens;
       this.#detach(node, node.row.parent);
       this.shape++;
@@ -103,11 +112,11 @@ class TreeModel {
         if (node.row.parent !== 0 && node.order < parent.order) {
           parent.order = parent.row.order = node.order;
           const above = this.#parent(parent);
-          if (above) above.sorted = null;
+          if (above) this.#regroup(above);
         }
       }
       (parent.children ??= new Set()).add(node);
-      parent.sorted = null;
+      this.#regroup(parent);
     }
   }
 
@@ -116,7 +125,12 @@ class TreeModel {
     if (parent === undefined || parent.children === null) return;
     parent.children.delete(node);
     if (!parent.children.size) parent.children = null;
-    parent.sorted = null;
+    this.#regroup(parent);
+  }
+
+  #regroup(node) {
+    node.sorted = null;
+    this.regrouped.add(node);
   }
 
   #parent(node) {

@@ -70,12 +70,12 @@ class Stage {
 
   indexOf(id) {
     const node = id === null ? undefined : this.model.get(id);
-    return node === undefined ? -1 : node.index;
+    return node === undefined ? -1 : this.layout.placeOf(node);
   }
 
   placeOf(id) {
     const { layout } = this, index = this.indexOf(id); // as last drawn
-    return index < 0 || layout.nodes[index]?.row.id !== id ? null : { found: layout.found(index), warm: layout.warm[index] };
+    return index < 0 || layout.node(index)?.row.id !== id ? null : { found: layout.found(index), warm: layout.warm[index] };
   }
 
   #frame() {
@@ -91,7 +91,7 @@ class Stage {
       aggregates: drawing.aggregates.length, inAggregates: inside, most: Math.max(this.work.most, drawing.visited),
     });
     this.drawn(this.work, layout);
-    if (moves || drawing.shown.some(({ index }) => { const { born } = layout.nodes[index]; return born && now - born < BORN_S && now >= born; })) this.ask();
+    if (moves || drawing.shown.some(({ index }) => { const { born } = layout.node(index); return born && now - born < BORN_S && now >= born; })) this.ask();
   }
 
   #listen() {
@@ -165,7 +165,7 @@ class Stage {
     if (event.pointerType === "touch") this.#hover(this.#place(event)); // a finger can't hover: tell now
     if (found === null) this.choose(null);
     else if (found.many) this.#enter(found.many);
-    else this.choose(this.layout.nodes[found.index]?.row.id ?? null);
+    else this.choose(this.layout.node(found.index)?.row.id ?? null);
   }
 
   // What is too small to tell apart is come nearer to.
@@ -196,7 +196,7 @@ class Stage {
   }
 
   #aboutNode(index) {
-    const { row } = this.layout.nodes[index];
+    const { row } = this.layout.node(index);
     return `${plural(row.tokens, "token")} from ${count(this.layout.x0[index])} · ${plural(this.layout.found(index), "hit")}\n${STATES[row.state] ?? row.state}, used ${ago(this.now() - this.layout.warm[index])}`;
   }
 
@@ -211,7 +211,7 @@ class Stage {
     const actions = {
       "+": () => this.zoom(1.6), "=": () => this.zoom(1.6), "-": () => this.zoom(1 / 1.6), "0": () => this.fit(),
       " ": () => this.pause(), Escape: () => { this.choose(null); this.fit(); },
-      Enter: () => { if (node) { this.view.frameNode(this.#settle(true), node.index); this.ask(); } },
+      Enter: () => { if (node) { const layout = this.#settle(true); this.view.frameNode(layout, layout.placeOf(node)); this.ask(); } },
     };
     if (actions[event.key]) { actions[event.key](); return true; }
     if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) return false;
