@@ -43,9 +43,9 @@ def test_a_hundred_thousand_nodes_cost_what_the_window_shows(page: Page) -> None
         assert work_of(page)["refreshes"] + work_of(page)["layouts"] < work_of(page)["frames"]
 
 
-PLACES = f"""((layout) => JSON.stringify([
+PLACES = """((layout) => JSON.stringify([
   layout.lanes, layout.reachAll, layout.roots,
-  Array.from({{ length: layout.size }}, (_, at) => [
+  Array.from({ length: layout.size }, (_, at) => [
     layout.node(at).row.id, layout.below(at)?.map((node) => layout.placeOf(node)),
     ...["x0", "x1", "lane0", "lane1", "reach", "end", "parent", "warm", "sumHits", "sumPinned"]
       .map((name) => layout[name][at]) ])]))"""
