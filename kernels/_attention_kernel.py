@@ -182,7 +182,7 @@ def finish(
         mass = tl.fma(mass, decay, tl.exp2(sink - peak))
         total = total * decay[:, None]
         top = peak
-    mass = tl.where(real, mass, 1.0)  # a row too many saw nothing
+    mass = tl.where(mass == 0.0, 1.0, mass)  # a row that sees nothing, or one too many
     at = token * out_by_token + head * out_by_head
     result = (total / mass[:, None]).to(out.dtype.element_ty)
     tl.store(

@@ -126,6 +126,8 @@ def _finish(
         decay = (top - peak).exp()
         mass, total, top = mass * decay + (sink - peak).exp(), total * decay, peak
 
+    mass = mass.masked_fill(mass == 0.0, 1.0)  # a row that sees nothing: zeros, -inf
+
     def by_row(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(num_kv_heads, end - start, group, -1).transpose(0, 1).flatten(1, 2)
 

@@ -64,7 +64,8 @@ def extend_attention(
     lse             [T, H] float32   written if given: log of the sum of exp(score), sinks included
     out             [T, H, D]        written and returned; allocated when None
     plan            of the same block_table, seq_lens and q_start, from `plan_extend`
-    returns         [T, H, D] in q.dtype; accumulation in float32
+    returns         [T, H, D] in q.dtype; accumulation in float32; zeros, and -inf in lse, for a row
+                    from which tree_mask and window hide every key, its own included
 
         0                 seq_lens[s] - n          seq_lens[s]
         |--- prefix, only read ---|--- n queries ---|

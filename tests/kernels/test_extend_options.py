@@ -226,6 +226,31 @@ def test_a_window_counts_the_keys_of_a_drafts_own_path(
         assert torch.equal(decoded(step, backend, **wish.options()), got)
 
 
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-2.0, 2.0, NUM_HEADS)])
+@pytest.mark.parametrize(("window", "length"), [(1, 75), (None, 3)])
+def test_a_row_that_sees_nothing_is_zeros_and_no_nan(
+    backend: str,
+    window: int | None,
+    length: int,
+    sinks: torch.Tensor | None,
+    generator: torch.Generator,
+) -> None:
+    """The second row's own bit is clear, and so are all others'; others keep their bits."""
+    drafts = random_suffix(generator, 3, length, heads=HEADS, dtype=torch.float32)
+    step = build_step([drafts], generator)
+    options = {"window": window, "sinks": sinks}
+    with small_splits():
+        masks = [torch.tensor([0b001, second, 0b100]) for second in (0b000, 0b010)]
+        lse = torch.full((3, NUM_HEADS), float("nan"))
+        blind = extended(step, backend, tree_mask=masks[0], lse=lse, **options)
+        usual = extended(step, backend, tree_mask=masks[1], **options)
+        assert torch.equal(decoded(step, backend, tree_mask=masks[0], **options), blind)
+    assert torch.equal(blind[[0, 2]], usual[[0, 2]])
+    assert not blind[1].any()
+    nothing = torch.full((NUM_HEADS,), float("-inf")) if sinks is None else sinks
+    assert torch.allclose(lse[1], nothing)
+
+
 def test_a_windowed_chain_has_the_bits_of_a_window_alone(
     backend: str, generator: torch.Generator
 ) -> None:
