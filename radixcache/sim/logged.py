@@ -14,8 +14,9 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from radixcache.errors import InvalidTrace
 
@@ -30,12 +31,10 @@ def log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Iterate over the lines that are not empty, with their numbers; gzip-compressed or not.
 
     A byte order mark, which some editors put first, is no part of the first line.
-    Raises InvalidTrace for a file that is damaged, OSError.
+    A pipe will do.  Raises InvalidTrace for a file that is damaged, OSError.
     """
     number = 0
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-    with gzip.open(path) if zipped else path.open("rb") as stream:
+    with path.open("rb") as raw, _plain(raw) as stream:
         try:
             for number, line in enumerate(stream, 1):
                 if number == 1:
@@ -44,6 +43,10 @@ def log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InvalidTrace(f"{path.name} is damaged after line {number}: {error}") from None
+
+
+def _plain(raw: BufferedReader) -> IO[bytes]:
+    return gzip.open(raw) if raw.peek(2).startswith(b"\x1f\x8b") else raw
 
 
 def message_text(message: Mapping[str, Any]) -> str:

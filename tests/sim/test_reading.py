@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,15 @@ def test_a_byte_order_mark_at_the_head_is_passed_over(tmp_path: Path, zipped: bo
     later = written(tmp_path, hashes(7, 8), line)
     with pytest.raises(InvalidTrace, match="line 2"):
         read_trace(later)
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = written(tmp_path, hashes(7, 8), hashes(7, 9), zipped=True).read_bytes()
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit(pipe.write_bytes, content)
+        assert read_trace(pipe).num_distinct == 3
 
 
 def test_hashes_become_larger_and_smaller_blocks(tmp_path: Path) -> None:
