@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from radixcache.errors import InvalidTrace
 
@@ -45,7 +45,7 @@ def log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             raise InvalidTrace(f"{path.name} is damaged after line {number}: {error}") from None
 
 
-def _plain(raw: BufferedReader) -> IO[bytes]:
+def _plain(raw: BufferedReader) -> gzip.GzipFile | BufferedReader:
     return gzip.open(raw) if raw.peek(2).startswith(b"\x1f\x8b") else raw
 
 
