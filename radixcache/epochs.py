@@ -14,7 +14,10 @@ from radixcache.namespace import Namespace
 
 
 class Epochs:
-    """The newest epoch of each namespace that was raised once."""
+    """The newest epoch of each namespace that was raised once.
+
+    Kept for good, some 200 bytes each: forgotten, what was cached before would be found again.
+    """
 
     __slots__ = ("_newest",)
 

@@ -13,7 +13,11 @@ from radixcache.node import Node
 
 
 class TreeObserver(Protocol):
-    """Listens to a `RadixCache`.  Must not change it, and must not raise."""
+    """Listens to a `RadixCache`.  Must not change it.
+
+    Must not raise, either: a call is told of in its middle, and one that an observer breaks off is
+    half done.  A cache where that happened is to be thrown away.
+    """
 
     def stored(self, node: Node, num_blocks: int) -> None:
         """The last `num_blocks` blocks of the node's edge were just published."""

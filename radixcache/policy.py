@@ -31,6 +31,7 @@ class EvictionPolicy(Protocol):
         """Return the node's rank.
 
         It may depend on the node's facts alone; the cache enters a leaf anew when they change.
+        It must not raise, as observers must not, and compares with every other rank: no NaN.
         """
 
 
