@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from operator import index
 
 from radixcache.accounts import Accounts, Quota
@@ -79,7 +80,7 @@ class RadixCache:
         self._publisher = Publisher(self.room)
         self._keeper = Keeper(self.room, self._publisher, self.deadlines)
         self._clock = 0
-        self._next_id = 0  # of leases and holds
+        self._ids = count(1)  # of leases and holds
 
     @property
     def logical_time(self) -> int:
@@ -105,11 +106,18 @@ class RadixCache:
         returns  its tokens, as `match_len` does; no query is counted, nothing is pinned
         """
         found = self._find(key)
-        if found is None or not found.num_tokens:
-            return 0
-        self._clock += 1
-        self._keeper.touch(found, self._clock)
-        return found.num_tokens
+        if found and found.num_tokens:
+            self._clock += 1
+            self._keeper.touch(found, self._clock)
+        return found.num_tokens if found else 0
+
+    def num_evictable_on(self, keys: Iterable[PrefixKey]) -> int:
+        """Return how many blocks of cached prefixes are evictable, shared ones counted once.
+
+        They are room no more once the keys are acquired.  Changes nothing; a look-up each.
+        """
+        found = filter(None, map(self._find, keys))
+        return self.pins.num_unpinned_above(found, self.config.block_size)
 
     def abandon(self, key: PrefixKey, *, start: int = 0) -> int:
         """Let what nobody else went on from go first: its user says that it comes back no more.
@@ -134,8 +142,7 @@ class RadixCache:
         """
         self.epochs.check(key.namespace)
         retentions = self.deadlines.checked(retentions) if retentions else ()
-        if self.deadlines.order:
-            self.expire()
+        self.expire()
         num_tokens, block_size = key.num_tokens, self.config.block_size
         needed = -(-num_tokens // block_size)
         root = self.tree.roots.get(key.namespace)
@@ -146,7 +153,7 @@ class RadixCache:
             source, partial = self.tree.find_partial(found, key.tokens, num_tokens - 1)
             needed -= found.num_tokens // block_size
             if needed > self.pool.num_free or (account and account.num_left is not None):
-                held = self.pins.num_unpinned_above(found.node, found.inside, block_size)
+                held = self.pins.num_unpinned_above([found], block_size)
                 self.room.require(account, needed, held)
             committed, node = found.num_tokens, self._publisher.upper(found.node, found.inside)
         if node is None:
@@ -155,8 +162,7 @@ class RadixCache:
             account = self.accounts.open(key.namespace)
         assert account is not None
         fresh = self.room.lock_and_allocate(node, account, needed)
-        self._next_id += 1
-        lease = Lease(self._next_id, key.namespace, key.tokens, node, retentions)
+        lease = Lease(next(self._ids), key.namespace, key.tokens, node, retentions)
         lease.block_table = self.tree.blocks(node, None)
         lease.block_table.extend(fresh)
         lease.num_committed, lease.num_cached = committed, committed + partial
@@ -167,8 +173,7 @@ class RadixCache:
         self._clock += 1
         node.last_access = self._clock
         node.num_hits += 1
-        if retentions:
-            self._keeper.retain(lease, 0, committed)
+        self._keeper.retain(lease, 0, committed)
         self.room.note_query(account, lease, self._clock)
         return lease
 
@@ -215,14 +220,12 @@ class RadixCache:
             raise InvalidLease(f"{num_tokens} tokens committed, but {lease!r} has fewer")
         block_size = self.config.block_size
         start, end = lease.num_committed, num_tokens - num_tokens % block_size
-        if end <= start or not self.config.enable_prefix_cache:
-            return Commit(0, 0)
-        if self.epochs.is_stale(lease.namespace):
+        is_off = not self.config.enable_prefix_cache
+        if end <= start or is_off or self.epochs.is_stale(lease.namespace):
             return Commit(0, 0)
         self._clock += 1
         done = self._publisher.commit(lease, end, self._clock)
-        if lease.retentions:
-            self._keeper.retain(lease, start, end)
+        self._keeper.retain(lease, start, end)
         return done
 
     def truncate(self, lease: Lease, num_tokens: int) -> None:
@@ -248,8 +251,7 @@ class RadixCache:
         Whichever of the two first writes into a part-full block gets its own copy (`append`).
         """
         self._check_lease(lease)
-        self._next_id += 1
-        twin = Lease(self._next_id, lease.namespace, lease.tokens, lease.node, lease.retentions)
+        twin = Lease(next(self._ids), lease.namespace, lease.tokens, lease.node, lease.retentions)
         twin.block_table.extend(lease.block_table)
         twin.num_cached, twin.num_committed = lease.num_cached, lease.num_committed
         self.pool.share(self._private(lease))
@@ -286,8 +288,7 @@ class RadixCache:
             node = self.tree.root(key.namespace)
         else:
             node, num_tokens = self._publisher.upper(found.node, found.inside), found.num_tokens
-        self._next_id += 1
-        hold = Hold(self._next_id, key.namespace, num_tokens, node)
+        hold = Hold(next(self._ids), key.namespace, num_tokens, node)
         self._keeper.hold(hold, until)
         return hold
 

@@ -9,9 +9,12 @@ Every change that can be seen of a node comes by here, so here it is noted for w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from radixcache.accounts import Account, Accounts
 from radixcache.errors import InvariantViolation
 from radixcache.node import Node
+from radixcache.tree import Position
 
 
 class Pins:
@@ -125,19 +128,20 @@ class Pins:
             account.index.add(parent)
         self._count(account, evictable=-len(leaf.block_ids))
 
-    def num_unpinned_above(self, node: Node, inside: int, block_size: int) -> int:
-        """Return how many blocks of a path are evictable now, and pinned once `node` is locked.
+    def num_unpinned_above(self, places: Iterable[Position], block_size: int) -> int:
+        """Return how many blocks of some paths are evictable now, and pinned once they are locked.
 
-        inside  tokens of `node`'s own edge that count
+        places  where the paths end; what they share is counted once
         """
-        if node.lock_ref:
-            return 0
-        count = inside // block_size
-        current = node.parent
-        while current is not None and current.lock_ref == 0:
-            count += len(current.block_ids)
-            current = current.parent
-        return count
+        reach: dict[Node, int] = {}  # blocks of each node's edge that a path goes through
+        for node, _, inside in places:
+            current: Node | None = node
+            count = inside // block_size
+            while current is not None and not current.lock_ref and reach.get(current, -1) < count:
+                reach[current] = count
+                current = current.parent
+                count = len(current.block_ids) if current else 0
+        return sum(reach.values())
 
     def _count(self, account: Account, *, evictable: int = 0, pinned: int = 0) -> None:
         self.num_evictable += evictable

@@ -166,7 +166,8 @@ class Sequence:
         """Return another branch of the same request that stands at the same token, on a fork."""
         twin = Sequence(self.request, seed=self.seed, index=index)
         twin.lease, twin.num_computed, twin.num_in_place = lease, self.num_computed, 0
-        twin.arrival, twin.num_cached = self.arrival, self.num_cached
+        twin.arrival, twin.num_overtaken = self.arrival, self.num_overtaken
+        twin.num_cached = self.num_cached
         twin.num_scored, twin.num_branches = self.num_prompt_tokens, 1
         return twin
 

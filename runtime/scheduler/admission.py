@@ -9,8 +9,8 @@ proposals, so under every ordering a request is admitted after a bounded number 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from math import ceil
 from typing import NamedTuple
 
@@ -60,10 +60,12 @@ class Admission:
         self.curves: LiveCurves | None = None
         self.trace_log: TraceLog | None = None
         self.ordering = ORDERINGS[config.ordering]()
+        self._just_aged: list[Waiting] = []  # in the step in progress
         self._cache = cache
         self._config = config
         self._num_arrived = 0
         self._reserve = ceil(cache.config.num_blocks * config.watermark)
+        self._max_kept = int(cache.config.num_blocks * self.ordering.kept_share)
 
     def add(self, sequence: Waiting) -> None:
         """Queue a sequence that has just arrived."""
@@ -87,10 +89,12 @@ class Admission:
         what many ask for at once is computed once.  One that its namespace's quota keeps out lets
         others pass, too; one for which the pool is too full does not, or it would starve.
         """
-        if len(running) >= self._config.max_running:
+        num_running = sum(sequence.num_branches for sequence in running)
+        if num_running >= self._config.max_running:
             return  # or a full batch would pay for an order that nobody is admitted by
+        next_ones: list[Waiting] = []
         for sequence in self._proposed():
-            if len(running) + sequence.num_branches > self._config.max_running:
+            if num_running + sequence.num_branches > self._config.max_running:
                 return
             key = self._key_of(sequence)
             num_cached = self._cache.match_len(key)
@@ -100,13 +104,17 @@ class Admission:
             if running and room.left < self._reserve:
                 return
             if room.evicts:
-                self._touch_next(sequence)
+                next_ones = next_ones or self._next_ones()
+                num_kept = self._keep_for(next_ones, sequence, key)
+                if running and room.left - num_kept < self._reserve:
+                    return
             try:
                 lease = self._acquired(key, sequence)
             except OutOfBlocks as refused:
                 if refused.quota is None:
                     return
                 continue
+            num_running += sequence.num_branches
             self._let_in(sequence)
             yield sequence, self._begun(sequence, lease)
 
@@ -129,17 +137,43 @@ class Admission:
         sequence.admit(lease, brought.num_in_place)
         return owed + brought.copies
 
+    def touch_oldest(self) -> None:
+        """Before blocks are evicted for those that run, make what the oldest find the last to go.
+
+        O(`NUM_TOUCHED`) look-ups, whatever the ordering, as it may be in every step.
+        """
+        self._touch(map(self._key_of, self.waiting[:NUM_TOUCHED]))
+
+    def weakest(self, running: Sequence[Waiting]) -> Waiting:
+        """Return who of those that run gives its blocks back first.
+
+        Not whoever was overtaken too often before, or it would be so once more.
+        """
+        limit = self._config.max_overtaken
+        rest = [sequence for sequence in running if sequence.num_overtaken < limit]
+        return self.ordering.weakest(rest or running)
+
     def _proposed(self) -> Iterator[Waiting]:
         """Yield the first to be tried first: those overtaken too often, then as ordered."""
         limit = self._config.max_overtaken
         seen = self.waiting[:LOOK_AHEAD]
-        aged = [sequence for sequence in seen if sequence.num_overtaken >= limit]
+        self._just_aged.clear()
+        yield from [sequence for sequence in seen if sequence.num_overtaken >= limit]
         rest = [sequence for sequence in seen if sequence.num_overtaken < limit]
-        yield from aged
-        yield from self.ordering.arranged(rest, self._cached_len)
+        for sequence in self.ordering.arranged(rest, self):
+            while self._just_aged:
+                yield self._just_aged.pop(0)
+            if sequence.num_overtaken < limit:
+                yield sequence
 
-    def _cached_len(self, sequence: Waiting) -> int:
+    def cached_len(self, sequence: Waiting) -> int:
+        """Return how many tokens of a sequence are cached now; one look-up."""
         return self._cache.match_len(self._key_of(sequence))
+
+    def loose_len(self, sequence: Waiting) -> int:
+        """Return how many of those nobody holds, so that they may be evicted; one look-up."""
+        num_blocks = self._cache.num_evictable_on([self._key_of(sequence)])
+        return num_blocks * self._cache.config.block_size
 
     def _key_of(self, sequence: Waiting) -> PrefixKey:
         """Return what a sequence looks up; its epoch may have been raised while it waited."""
@@ -169,18 +203,40 @@ class Admission:
         needed = -(-key.num_tokens // block_size) - num_cached // block_size
         stats = self._cache.stats()
         left = stats.num_free + stats.num_evictable - needed
+        left -= self._cache.num_evictable_on([key])  # in use from then on
         return _Room(left=left, evicts=needed > stats.num_free)
 
-    def _touch_next(self, sequence: Waiting) -> None:
-        """Before blocks are evicted for one, make what the next ones will want the last to go."""
-        for other in reversed(self.waiting[:NUM_TOUCHED]):
-            if other is not sequence:
-                self._cache.touch(self._key_of(other))
+    def _next_ones(self) -> list[Waiting]:
+        """Return who is likely next: as ordered and, since nobody is overtaken for ever, by age."""
+        seen = self.waiting[:LOOK_AHEAD]
+        pairs = zip(self.ordering.arranged(seen, self), seen, strict=True)
+        merged = chain.from_iterable(islice(pairs, NUM_TOUCHED))
+        return list(dict.fromkeys(merged))[:NUM_TOUCHED]
+
+    def _keep_for(self, next_ones: Sequence[Waiting], sequence: Waiting, key: PrefixKey) -> int:
+        """Before blocks are evicted for a sequence, make what the next ones find the last to go.
+
+        returns  how many blocks of it the ordering would rather keep than evict
+        """
+        still = [other for other in next_ones if other.lease is None and other is not sequence]
+        keys = [self._key_of(other) for other in still]
+        self._touch(keys)
+        if not self._max_kept:
+            return 0
+        wanted = self._cache.num_evictable_on([key, *keys]) - self._cache.num_evictable_on([key])
+        return min(wanted, self._max_kept)
+
+    def _touch(self, keys: Iterable[PrefixKey]) -> None:
+        """Make what is cached of some keys the last to be evicted, of the first key last of all."""
+        for key in reversed(list(keys)):
+            self._cache.touch(key)
 
     def _let_in(self, sequence: Waiting) -> None:
         self.waiting.remove(sequence)
         for earlier in islice(self.waiting, LOOK_AHEAD):
-            if earlier.arrival > sequence.arrival:
+            if earlier.arrival >= sequence.arrival:
                 break
             earlier.num_overtaken += 1
+            if earlier.num_overtaken == self._config.max_overtaken:
+                self._just_aged.append(earlier)
         self.ordering.admitted(sequence)

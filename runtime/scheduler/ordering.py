@@ -7,19 +7,36 @@ admission lets nobody be overtaken without end, under any of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from radixcache.tokens import common_prefix_len
 from runtime.sequence import Sequence as Waiting
 
-CachedLen = Callable[[Waiting], int]
-"""Tells how many tokens of a sequence are cached now."""
+KEPT_SHARE = 0.25
+"""Of the pool, by orderings that care for hits: enough to leave a subtree and come back to it, and
+never so much that it costs a batch more than a quarter of its sequences."""
+
+
+class Lookup(Protocol):
+    """Tells what is cached of a sequence now, in tokens; each answer costs a look-up."""
+
+    def cached_len(self, sequence: Waiting) -> int:
+        """Return how many tokens of it are cached."""
+
+    def loose_len(self, sequence: Waiting) -> int:
+        """Return how many of those nobody holds, so that they may be evicted."""
 
 
 class Ordering(Protocol):
-    """An order of admission.  Sequences come by arrival; what it returns are the same ones."""
+    """An order of admission.  Sequences come by arrival; what it returns are the same ones.
 
-    def arranged(self, waiting: Sequence[Waiting], cached_len: CachedLen) -> Iterable[Waiting]:
+    kept_share  of the pool: so much of what the next ones will find is not evicted to admit one
+                more beside others
+    """
+
+    kept_share: float
+
+    def arranged(self, waiting: Sequence[Waiting], lookup: Lookup) -> Iterable[Waiting]:
         """Give those that wait, the first to be admitted first."""
 
     def weakest(self, running: Sequence[Waiting]) -> Waiting:
@@ -32,7 +49,9 @@ class Ordering(Protocol):
 class FirstCome:
     """By arrival."""
 
-    def arranged(self, waiting: Sequence[Waiting], cached_len: CachedLen) -> Iterable[Waiting]:
+    kept_share = 0.0
+
+    def arranged(self, waiting: Sequence[Waiting], lookup: Lookup) -> Iterable[Waiting]:
         """Return them as they came."""
         return list(waiting)
 
@@ -50,9 +69,19 @@ class LongestPrefix(FirstCome):
     Source: Zheng et al. 2024 (SGLang), cache-aware scheduling.
     """
 
-    def arranged(self, waiting: Sequence[Waiting], cached_len: CachedLen) -> list[Waiting]:
+    kept_share = KEPT_SHARE
+
+    def arranged(self, waiting: Sequence[Waiting], lookup: Lookup) -> list[Waiting]:
         """Return them by cached tokens, most first; of equal ones by arrival.  One match each."""
-        return sorted(waiting, key=cached_len, reverse=True)
+        return sorted(waiting, key=lookup.cached_len, reverse=True)
+
+
+class _Candidate(NamedTuple):
+    """One that waits, and what is cached of it, as `Lookup` has it."""
+
+    sequence: Waiting
+    cached_len: int
+    loose_len: int
 
 
 class DepthFirst(FirstCome):
@@ -60,28 +89,38 @@ class DepthFirst(FirstCome):
 
     Next comes whoever will find most cached once the last admitted is computed, of equal ones
     whoever shares more with that one: a subtree is finished before it is left, so its prefix is
-    computed once and evicted once, however its prompts arrived.
+    computed once and evicted once, however its prompts arrived.  What nobody holds counts twice:
+    others run too, and press it out unless somebody goes on from it.
     Source: Zheng et al. 2024 (SGLang), whose theorem says that for a batch known in advance depth
-    first gives the best hit rate there is, if the cache holds the longest prompt.
+    first gives the best hit rate there is, if the cache holds the longest prompt; it runs one
+    prompt at a time.
     """
+
+    kept_share = KEPT_SHARE
 
     def __init__(self) -> None:
         self._last: Waiting | None = None
 
-    def arranged(self, waiting: Sequence[Waiting], cached_len: CachedLen) -> Iterator[Waiting]:
-        """Yield them one by one; n matches, and n comparisons for each that is admitted."""
-        left = [(sequence, cached_len(sequence)) for sequence in waiting]
+    def arranged(self, waiting: Sequence[Waiting], lookup: Lookup) -> Iterator[Waiting]:
+        """Yield them one by one; 2 n look-ups, and n comparisons for each that is admitted."""
+        left = [_Candidate(s, lookup.cached_len(s), lookup.loose_len(s)) for s in waiting]
         while left:
             last = self._last
             left.sort(key=self._gain)
             while left and self._last is last:  # the order is another once one was admitted
-                yield left.pop()[0]
+                yield left.pop().sequence
+            left = [self._beside_last(candidate) for candidate in left]
 
-    def _gain(self, pair: tuple[Waiting, int]) -> tuple[int, int, int]:
-        """What a sequence will find cached, how much it shares with the last, how early it came."""
-        sequence, num_cached = pair
+    def _gain(self, candidate: _Candidate) -> tuple[int, int, int]:
+        """What one will find and might be lost, how much it shares with the last, how early."""
+        sequence, cached_len, loose_len = candidate
         num_shared = self._num_shared(sequence)
-        return max(num_cached, num_shared), num_shared, -sequence.arrival
+        return loose_len + max(cached_len, num_shared), num_shared, -sequence.arrival
+
+    def _beside_last(self, candidate: _Candidate) -> _Candidate:
+        """Take what one shares with the last admitted for held, since that one holds it now."""
+        beyond = max(0, candidate.cached_len - self._num_shared(candidate.sequence))
+        return candidate._replace(loose_len=min(candidate.loose_len, beyond))
 
     def admitted(self, sequence: Waiting) -> None:
         """Go on beside this one."""
@@ -97,7 +136,7 @@ class DepthFirst(FirstCome):
 class ByPriority(FirstCome):
     """The lowest `priority` first; of equal ones by arrival.  The highest gives way first."""
 
-    def arranged(self, waiting: Sequence[Waiting], cached_len: CachedLen) -> list[Waiting]:
+    def arranged(self, waiting: Sequence[Waiting], lookup: Lookup) -> list[Waiting]:
         """Return them by priority."""
         return sorted(waiting, key=lambda sequence: sequence.request.priority)
 

@@ -243,7 +243,11 @@ class Scheduler:
         copies   those owed are added
         returns  who is in no row, those left out that have just entered one
         """
-        for sequence in self._rows.at_edges():
+        edges = self._rows.at_edges()
+        most = len(edges) + len(self.running) - len(self._rows) + len(self.closing)
+        if self.cache.stats().num_free < most:
+            self.admission.touch_oldest()
+        for sequence in edges:
             if sequence.row >= 0:  # or it has just given way
                 copies += self._append_newest(sequence)
             if sequence.row >= 0:
@@ -285,7 +289,7 @@ class Scheduler:
         if closing:
             self.drop(closing[-1])
         else:
-            self.preempt(self.admission.ordering.weakest(list(filter(counts, self.running))))
+            self.preempt(self.admission.weakest(list(filter(counts, self.running))))
 
     def _plan(self, sequence: Sequence, budget: int) -> int:
         """Plan as many tokens of a sequence as the budget and the chunk limit allow."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from radixcache import InvariantViolation, OutOfBlocks
+from radixcache import InvariantViolation, Namespace, OutOfBlocks, PrefixKey
 from tests.core.serving import acquire, insert, match
 
 
@@ -105,3 +107,26 @@ def test_a_pin_taken_back_once_too_often_is_refused(cache):
     (leaf,) = cache.tree.roots[next(iter(cache.tree.roots))].children.values()
     with pytest.raises(InvariantViolation, match="unpinned more often"):
         cache.pins.unlock(leaf)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_evictable_on_prefixes_is_what_acquiring_them_all_pins(make_cache, seed: int):
+    rng = random.Random(seed)
+    cache = make_cache(num_blocks=400, block_size=rng.choice((1, 2, 3)))
+    spaces = [Namespace(salt=salt) for salt in ("", "", "a", "never used")]
+
+    def prompt() -> list[int]:
+        return [rng.randrange(2) for _ in range(3)] + [2] * rng.randrange(14)
+
+    for _ in range(8):
+        insert(cache, prompt(), rng.choice(spaces[:3]))
+    for _ in range(rng.randrange(4)):
+        acquire(cache, prompt(), rng.choice(spaces[:3]))
+    keys = [PrefixKey.of([*prompt(), 7], rng.choice(spaces)) for _ in range(rng.randrange(7))]
+    before = cache.stats()
+    counted = cache.num_evictable_on(keys)
+    assert cache.stats() == before
+    for key in keys:
+        cache.acquire(key)
+    assert counted == before.num_evictable - cache.stats().num_evictable
+    cache.check()

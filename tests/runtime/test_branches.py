@@ -105,6 +105,17 @@ def test_branches_wait_until_all_of_them_can_run():
     assert bench.output("b", 2) == bench.expected("b", 2).tokens
 
 
+def test_branches_to_come_count_as_running():
+    """Or more would decode at a time than the budget of a step was made for."""
+    bench = EngineBench(num_blocks=64, max_running=3, max_step_tokens=4)
+    bench.submit("a", PROMPT, n=3, max_tokens=4)
+    bench.submit("b", [9], max_tokens=2)
+    while bench.engine.has_work:
+        bench.step()
+        assert bench.engine.stats().running <= 3
+    bench.check_idle()
+
+
 def test_each_branch_has_its_constraint_to_itself():
     bench = EngineBench(num_blocks=64, vocab_size=40)
     bench.submit("a", PROMPT, n=3, max_tokens=6, constraint=OddThenEven(40))

@@ -97,6 +97,33 @@ def test_nobody_is_overtaken_more_often_than_the_limit(ordering: str):
     assert order.index("unlucky") == 1 + 5
 
 
+def test_nobody_is_overtaken_more_often_than_the_limit_within_one_step():
+    bench = EngineBench(num_blocks=64, ordering="longest_prefix", max_overtaken=2)
+    bench.submit("warm", [1, 1, 1, 1], max_tokens=1)
+    bench.run()
+    bench.submit("unlucky", [9, 9], max_tokens=1)
+    for count in range(6):
+        bench.submit(f"lucky{count}", [1, 1, 1, count], max_tokens=1)
+    bench.step()
+    names = [piece.request_id for piece in bench.plans[-1].slices]
+    assert names.index("unlucky") == 2
+    bench.run()
+
+
+def test_who_was_overtaken_too_often_does_not_give_way_to_those_that_come_after():
+    """Or a stream of urgent requests would end each of its turns after a token."""
+    bench = EngineBench(num_blocks=12, ordering="priority", max_running=2, max_overtaken=2)
+    bench.submit("low", [1, 2, 3, 4], max_tokens=8, priority=5)
+    count = 0
+    while bench.reason("low") is None:
+        while len(bench.waiting()) < 3:
+            bench.submit(f"high{count}", [5, 6, 7, count], max_tokens=6)
+            count += 1
+        bench.step()
+    assert count <= 6
+    bench.run()
+
+
 def test_a_prefix_is_never_waited_for_across_namespaces():
     """Or the time to the first token would tell one tenant what another is asking."""
     bench = EngineBench(num_blocks=64, max_running=3, max_step_tokens=64)
@@ -120,6 +147,20 @@ def test_running_sequences_keep_room_to_grow():
             assert bench.output(name) == bench.expected(name).tokens
     assert preemptions[0.0] > 0
     assert preemptions[0.4] == 0
+
+
+def test_what_a_prompt_finds_is_no_room_to_grow_into():
+    """It is evictable until the prompt is admitted, and in use from then on."""
+    bench = EngineBench(num_blocks=16, max_running=2, watermark=0.4)
+    bench.submit("warm", range(20, 28), max_tokens=1)
+    bench.run()
+    bench.submit("a", range(4), max_tokens=10)
+    bench.step()
+    bench.submit("b", [*range(20, 28), 30], max_tokens=5)
+    bench.step()
+    assert bench.waiting() == ["b"]
+    bench.run()
+    assert bench.engine.stats().preemptions == 0
 
 
 def test_a_prompt_beyond_the_watermark_is_served_when_nobody_else_runs():
@@ -153,6 +194,36 @@ def test_a_prefix_that_somebody_waits_for_is_not_the_one_evicted_next():
     bench.run()
     assert bench.engine.stats().cache.evicted_blocks
     assert bench.news["waits"][-1].usage.cached_tokens == 8
+
+
+def test_what_the_most_urgent_wait_for_is_kept_however_many_came_before():
+    bench = one_by_one("priority", num_blocks=24)
+    bench.submit("wanted", range(8), max_tokens=1)
+    bench.run()
+    bench.submit("idle", range(20, 28), max_tokens=1)
+    bench.run()
+    for count in range(40):
+        bench.submit(f"later{count}", [80, count], max_tokens=1, priority=1)
+    bench.submit("waits", [*range(8), 90], max_tokens=1, priority=-1)
+    bench.submit("big", range(40, 50), max_tokens=1, priority=-2)
+    bench.run()
+    assert bench.news["waits"][-1].usage.cached_tokens == 8
+
+
+@pytest.mark.parametrize("ordering", ["longest_prefix", "depth_first"])
+def test_a_subtree_that_is_finished_does_not_press_out_the_one_that_waits(ordering: str):
+    """One more at a time is not worth the template that others will find."""
+    bench = EngineBench(num_blocks=20, block_size=4, ordering=ordering, max_running=16)
+    first, second = [1] * 16, [2] * 24
+    for name, template in {"a": first, "b": second}.items():
+        bench.submit(name, [*template, 0], max_tokens=1)
+        bench.run()
+    for count in range(14):
+        bench.submit(f"b{count}", [*second, 10 + count, 3, 3], max_tokens=1)
+    bench.submit("a0", [*first, 10], max_tokens=1)
+    bench.run()
+    assert bench.engine.stats().cache.evicted_blocks
+    assert bench.news["a0"][-1].usage.cached_tokens >= 12
 
 
 def templates(seed: int, *, num_templates: int, questions: int) -> list[list[int]]:
@@ -211,3 +282,16 @@ def test_a_full_batch_asks_the_cache_of_nobody_that_waits(ordering: str, monkeyp
     assert asked == []
     bench.run()
     assert asked
+
+
+def test_a_prefix_that_somebody_waits_for_is_not_what_a_decode_evicts_next():
+    bench = one_by_one("fcfs", num_blocks=24)
+    bench.submit("wanted", range(8), max_tokens=1)
+    bench.run()
+    bench.submit("idle", range(20, 28), max_tokens=1)
+    bench.run()
+    bench.submit("long", [40], max_tokens=14)
+    bench.submit("waits", [*range(8), 90], max_tokens=1)
+    bench.run()
+    assert bench.engine.stats().cache.evicted_blocks
+    assert bench.news["waits"][-1].usage.cached_tokens == 8

@@ -214,7 +214,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a live lease publishes into an epoch that was raised",
         (RadixCache, "commit"),
-        edit=("if self.epochs.is_stale(lease.namespace):", "if not lease:"),
+        edit=(" or self.epochs.is_stale(lease.namespace)", ""),
         seen_by="reference",
     ),
     PlantedBug(
@@ -331,7 +331,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "the prefix that was found counts as room for the rest",
         (RadixCache, "acquire"),
-        edit=("self.pins.num_unpinned_above(found.node, found.inside, block_size)", "0"),
+        edit=("self.pins.num_unpinned_above([found], block_size)", "0"),
         seen_by="reference",
     ),
     PlantedBug(
