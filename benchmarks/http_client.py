@@ -56,7 +56,8 @@ def main() -> None:
     """Run, and print what came of it."""
     port, path, connections, count = int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:5])
     body = sys.stdin.buffer.read()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     load = Load(head.encode() + body, count)
     began = time.perf_counter()
     asyncio.run(load.run(port, connections))

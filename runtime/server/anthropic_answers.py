@@ -172,11 +172,7 @@ class ErrorEvent(_Event, frozen=True, tag="error"):
 def error_answer(
     status: int, body: ErrorBody, *, request_id: str | None = None
 ) -> tuple[int, ErrorEvent]:
-    """Return an error in Anthropic's words, from OpenAI's.
-
-    A body of the wrong shape is 400 there, like any other wrong value.
-    """
-    status = 400 if status == 422 else status
+    """Return an error in Anthropic's words, from OpenAI's."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = body.message
     if body.param and body.param not in message:

@@ -1,7 +1,7 @@
 """Bodies of requests, read within bounds.
 
-Owns: the limits of size, time and depth, and JSON to a record.  Does not know: what the fields
-mean.
+Owns: the media type, the limits of size, time and depth, and JSON to a record.  Does not know: what
+the fields mean.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from runtime.server.config import ServerConfig
-from runtime.server.errors import BodyTooLarge, BodyTooSlow, MalformedBody
+from runtime.server.errors import BodyTooLarge, BodyTooSlow, MalformedBody, WrongMediaType
 from runtime.server.limits import check_parts, is_deeper
 
 Body = TypeVar("Body")
@@ -22,8 +22,10 @@ Body = TypeVar("Body")
 async def read_body(request: HttpRequest, kind: type[Body], config: ServerConfig) -> Body:
     """Read a JSON body as a record.
 
-    Raises BodyTooLarge, BodyTooSlow, MalformedBody, InvalidRequest, msgspec.ValidationError.
+    Raises WrongMediaType, BodyTooLarge, BodyTooSlow, MalformedBody, InvalidRequest,
+    msgspec.ValidationError.
     """
+    _check_media_type(request)
     try:
         async with asyncio.timeout(config.body_timeout_s):
             text = await _read(request, config.max_body_bytes)
@@ -43,6 +45,20 @@ async def read_body(request: HttpRequest, kind: type[Body], config: ServerConfig
         raise MalformedBody(f"the body is not JSON: {error}") from None
     check_parts(body, config)
     return body
+
+
+def _check_media_type(request: HttpRequest) -> None:
+    """Raise WrongMediaType for a body that does not say that it is JSON.
+
+    A page of another site may have a browser send whatever else it likes; for JSON the browser asks
+    this server first, which allows it to nobody.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise WrongMediaType(
+            f"the body is {media_type[:80] or 'of no type'}: send it as JSON, with the header "
+            "`Content-Type: application/json`"
+        )
 
 
 async def _read(request: HttpRequest, max_bytes: int) -> bytes:

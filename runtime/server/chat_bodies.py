@@ -173,6 +173,10 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "reasoning_effort": ("none",),
+        "audio": (),
+        "moderation": (),
+        "verbosity": ("medium",),
+        "web_search_options": (),
     }
 
     messages: Annotated[list[Message], told(minItems=1)]
@@ -188,6 +192,10 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
     reasoning_effort: Annotated[Any, only("none")] = None
+    audio: Annotated[Any, only()] = None
+    moderation: Annotated[Any, only()] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
 
     def check(self) -> None:
         """Raise InvalidRequest for an empty conversation or a field that is not served."""

@@ -6,6 +6,7 @@ Owns: which error is which status, and the errors that only a server has.  Does 
     ├── RequestError
     │   ├── BodyTooLarge      413  the body exceeds the limit
     │   ├── BodyTooSlow       408  the body did not arrive in time
+    │   ├── WrongMediaType    415  the body does not say that it is JSON
     │   ├── MalformedBody     400  the body is not JSON, or nested too deeply
     │   ├── DeadlineExceeded  504  the request's own deadline passed before its answer was whole
     │   ├── Unauthorized      401  no API key, or an unknown one
@@ -39,8 +40,24 @@ from runtime.server.anthropic_answers import ErrorEvent, error_answer
 
 _log = logging.getLogger("radixcache")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
+_ROUTER_SAYS = {
+    "Not Found": "nothing is served at `{}`: ask /v1/chat/completions, /v1/completions or "
+    "/v1/messages; /openapi.json lists all",
+    "Method Not Allowed": "`{}` is not served, other methods of that path are: see /openapi.json",
+}
 _GRAMMAR_FAILED = "GrammarFailure: "  # an error of a module that may not be importable here
-_UNKNOWN = re.compile(r"unknown field `(.*?)`")
+_FIELDS = (
+    (
+        re.compile(r"Object contains unknown field `(.*)`"),
+        "unknown_parameter",
+        "unknown field `{}`: mend its name, or leave it out",
+    ),
+    (
+        re.compile(r"Object missing required field `(.*)`"),
+        "missing_required_parameter",
+        "the field `{}` is missing: send it",
+    ),
+)
 
 
 class BodyTooLarge(RequestError):
@@ -49,6 +66,10 @@ class BodyTooLarge(RequestError):
 
 class BodyTooSlow(RequestError):
     """The body of a request did not arrive in time."""
+
+
+class WrongMediaType(RequestError):
+    """The body of a request does not say that it is JSON."""
 
 
 class MalformedBody(RequestError):
@@ -94,20 +115,22 @@ def error_body(error: Exception, name: str) -> tuple[int, ErrorBody]:
 
     name  id of the request or the answer that it ends, as the log's line of the request has it
 
-    400 a wrong value, malformed JSON, or a prompt too long · 401 no key · 403 not allowed · 404 an
-    unknown model or session · 408 a body too slow · 409 a session in use · 413 a body too large ·
-    422 JSON of the wrong shape · 429 the queue is full · 500 a step failed · 503 the engine is gone
-    · 504 the deadline passed.
+    400 a wrong value or shape, malformed JSON, or a prompt too long · 401 no key · 403 not allowed
+    · 404 an unknown model or session · 408 a body too slow · 409 a session in use · 413 a body too
+    large · 415 a body that is not called JSON · 429 the queue is full · 500 a step failed · 503 the
+    engine is gone · 504 the deadline passed.
     """
     match error:
         case msgspec.ValidationError():
-            return 422, _shape_error(str(error))
+            return 400, _shape_error(str(error))
         case PromptTooLong():
             return 400, _request_error(error, code="context_length_exceeded")
         case ModelNotFound():
             return 404, _request_error(error, code="model_not_found")
         case BodyTooLarge():
             return 413, _request_error(error, code="body_too_large")
+        case WrongMediaType():
+            return 415, _request_error(error, code="unsupported_media_type")
         case BodyTooSlow():
             return 408, _request_error(error, code="body_too_slow")
         case Unauthorized():
@@ -152,6 +175,9 @@ def anthropic_error(
 async def answer_error(request: Request, error: Exception) -> Response:
     """Turn an error into a response, in the words of the API that was called."""
     name = request.scope[REQUEST_ID]
+    if isinstance(error, HTTPException) and error.detail in _ROUTER_SAYS:
+        words = _ROUTER_SAYS[error.detail].format(f"{request.method} {request.url.path:.200}")
+        error = HTTPException(error.status_code, words, error.headers)
     answer: ErrorAnswer | ErrorEvent
     if request.url.path.startswith("/v1/messages"):
         status, answer = anthropic_error(error, name, request_id=name)
@@ -186,13 +212,20 @@ def _request_error(
 
 
 def _shape_error(text: str) -> ErrorBody:
-    """Name the field that a validation error is about, as OpenAI does."""
+    """Name the field that a validation error is about, with OpenAI's code for it."""
     path = _PATH.search(text)
     param = path[1] if path and path[1] else None
-    unknown = _UNKNOWN.search(text)
-    if unknown:
-        param = f"{param}.{unknown[1]}" if param else unknown[1]
     message = _PATH.sub("", text)
-    if param and not unknown:
-        message = f"`{param}`: {message[:1].lower()}{message[1:]}"
-    return ErrorBody(message=message, type="invalid_request_error", param=param)
+    code = "invalid_value" if message.startswith("Invalid") else "invalid_type"
+    for pattern, kind, advice in _FIELDS:
+        found = pattern.match(message)
+        if found:
+            param, code = f"{param}.{found[1]}" if param else found[1], kind
+            message = advice.format(param)
+            break
+    else:
+        if param:
+            message = f"`{param}`: {message[:1].lower()}{message[1:]}"
+        if code == "invalid_value":
+            message += "; /openapi.json lists what may stand there"
+    return ErrorBody(message=message, type="invalid_request_error", param=param, code=code)

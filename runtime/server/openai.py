@@ -98,18 +98,20 @@ class CompletionOptions(OutputFormat, kw_only=True, forbid_unknown_fields=True):
     store: Any = None
     service_tier: Any = None
     safety_identifier: Any = None
+    prediction: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
 
     def check(self) -> None:
         """Raise InvalidRequest for a field that asks for what is not served."""
         for name, neutral in self.neutral.items():
             value = getattr(self, name)
-            is_bool = isinstance(value, bool) and not isinstance(neutral[0], bool)
+            is_bool = isinstance(value, bool) and not any(isinstance(n, bool) for n in neutral)
             if value is not None and (is_bool or value not in neutral):
+                other = f" or set it to {neutral[0]!r}" if neutral else ""
                 raise InvalidRequest(
-                    f"`{name}` is not supported here; leave it out or set it to {neutral[0]!r}",
-                    param=name,
+                    f"`{name}` is not supported here; leave it out{other}", param=name
                 )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("`stream_options` goes with `stream`", param="stream_options")

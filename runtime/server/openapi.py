@@ -30,6 +30,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     call         what answers
     body         record of the JSON body, None where there is none
     answer       record of the JSON answer, None where it is text
+    media_type   of an answer that is text
     error        record of every answer that is no success
     is_streamed  whether a body can ask for the answer as server-sent events
     """
@@ -42,6 +43,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     answer: Any = None
     error: Any = ErrorAnswer
     is_streamed: bool = False
+    media_type: str = "text/plain"
 
 
 def routes_of(endpoints: Iterable[Endpoint]) -> list[Route]:
@@ -92,7 +94,7 @@ def openapi_document(
 
 
 def _operation(endpoint: Endpoint, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    answer: dict[str, Any] = {endpoint.media_type: {"schema": {"type": "string"}}}
     if endpoint.answer is not None:
         answer = {"application/json": {"schema": schema_of[endpoint.answer]}}
     if endpoint.is_streamed:

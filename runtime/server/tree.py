@@ -42,13 +42,19 @@ class TreeEndpoints:
     def endpoints(self) -> list[Endpoint]:
         """Return what is served, as it is routed and documented."""
         return [
-            Endpoint("GET", "/tree", self.page, "A page that shows the live tree"),
+            Endpoint(
+                "GET",
+                "/tree",
+                self.page,
+                "A page that shows the live tree",
+                media_type="text/html",
+            ),
             Endpoint(
                 "GET",
                 "/tree/feed",
                 self.feed,
                 "The tree as it is, and then each change, as server-sent events",
-                is_streamed=True,
+                media_type=EventStream.media_type,
             ),
             Endpoint(
                 "GET",

@@ -88,7 +88,7 @@ def test_a_server_is_asked_with_a_key(
         code, out, _ = run(capsys, path, "--url", url, "--anthropic", "--json")
         assert (code, json.loads(out)["cached_tokens"]) == (0, 0)
         code, _, err = run(capsys, write(tmp_path / "3.json", {"prompt": 1}), "--url", url)
-        assert (code, "answers 422" in err) == (2, True)
+        assert (code, "answers 400" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
 from runtime.server.connection import MAX_PIECES, MAX_UNREAD
 from runtime.server.tenants import Tenant, Tenants
-from tests.support.served import quick_runtime, serving, wait_until_idle
+from tests.support.served import JSON, quick_runtime, serving, wait_until_idle
 
 KEY = "sk-of-the-test"
 BODY = b'{"prompt": "x", "max_tokens": 1}'
@@ -25,6 +25,7 @@ PIECES = [
     b"GET /%ff%00%0a HTTP/1.1\r\n",
     b"BREW /metrics HTTP/9.9\r\n",
     b"Host: x\r\n",
+    b"Content-Type: application/json\r\n",
     b"x-api-key: " + KEY.encode() + b"\r\n",
     b"x-api-key: \xff\xfe\r\n",
     b"Authorization: Bearer \x80\r\n",
@@ -91,7 +92,7 @@ def test_shuffled_pieces_of_http_break_nothing(runtime: Runtime, url: str, seed:
             pieces.insert(0, PIECES[rng.randrange(2)])
         answer = answer_to(url, b"".join(pieces), then_ends=True)
         assert not re.search(rb"HTTP/1\.1 5\d\d", answer), pieces
-    good = httpx.post(url + "/v1/completions", content=BODY, headers={"x-api-key": KEY})
+    good = httpx.post(url + "/v1/completions", content=BODY, headers=JSON | {"x-api-key": KEY})
     assert good.status_code == 200
     wait_until_idle(runtime)
 

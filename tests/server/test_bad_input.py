@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from runtime.loading import Runtime
-from tests.support.served import NAME, HashExecutor, quick_runtime, serving, wait_until_idle
+from tests.support.served import JSON, NAME, HashExecutor, quick_runtime, serving, wait_until_idle
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -40,11 +40,11 @@ def assert_serves(http: httpx.Client, runtime: Runtime) -> None:
 # path, body, status, param, a word of the message
 WRONG: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, chat(messages=[]), 400, "messages", "empty"),
-    (CHAT, {"max_tokens": 4}, 422, None, "messages"),
-    (CHAT, chat(messages="hello"), 422, "messages", "array"),
-    (CHAT, chat(messages=[{"role": "bob", "content": "x"}]), 422, "messages[0].role", "bob"),
+    (CHAT, {"max_tokens": 4}, 400, "messages", "missing"),
+    (CHAT, chat(messages="hello"), 400, "messages", "array"),
+    (CHAT, chat(messages=[{"role": "bob", "content": "x"}]), 400, "messages[0].role", "bob"),
     (CHAT, chat(messages=[{"role": "user"}]), 400, "messages[0].content", "no content"),
-    (CHAT, chat(messages=[{"role": "user", "content": 5}]), 422, "messages[0].content", "int"),
+    (CHAT, chat(messages=[{"role": "user", "content": 5}]), 400, "messages[0].content", "int"),
     (
         CHAT,
         chat(messages=[{"role": "user", "content": None}]),
@@ -55,7 +55,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (
         CHAT,
         chat(messages=[{"role": "user", "content": "x", "hue": 1}]),
-        422,
+        400,
         "messages[0].hue",
         "h",
     ),
@@ -65,12 +65,12 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (
         CHAT,
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
-        422,
+        400,
         "messages[0].content[0].type",
         "image_url",
     ),
     (CHAT, chat(temperature=-0.1), 400, "temperature", "from 0"),
-    (CHAT, chat(temperature="hot"), 422, "temperature", "float"),
+    (CHAT, chat(temperature="hot"), 400, "temperature", "float"),
     (CHAT, chat(temperature=1e9), 400, "temperature", "100"),
     (CHAT, chat(top_p=0), 400, "top_p", "above 0"),
     (CHAT, chat(top_p=1.5), 400, "top_p", "1"),
@@ -79,13 +79,13 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, chat(max_tokens=0), 400, "max_tokens", "1"),
     (CHAT, chat(max_tokens=-3), 400, "max_tokens", "1"),
     (CHAT, chat(max_completion_tokens=0), 400, "max_completion_tokens", "1"),
-    (CHAT, chat(max_tokens=True), 422, "max_tokens", "bool"),
+    (CHAT, chat(max_tokens=True), 400, "max_tokens", "bool"),
     (CHAT, chat(seed=2**70), 400, "seed", "from"),
     (CHAT, chat(stop=[""]), 400, "stop", "empty"),
     (CHAT, chat(stop=["x"] * 17), 400, "stop", "16"),
-    (CHAT, chat(stop=5), 422, "stop", "int"),
+    (CHAT, chat(stop=5), 400, "stop", "int"),
     (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options", "stream"),
-    (CHAT, chat(temprature=1), 422, "temprature", "unknown field"),
+    (CHAT, chat(temprature=1), 400, "temprature", "unknown field"),
     (CHAT, chat(model="gpt-4"), 404, "model", NAME),
     (CHAT, chat(messages=[{"role": "user", "content": "a " * 2000}]), 400, "prompt", "tokens"),
     (COMPLETIONS, {"prompt": ""}, 400, "prompt", "no tokens"),
@@ -96,7 +96,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (COMPLETIONS, {"prompt": [2**40]}, 400, "prompt", "token ids"),
     (COMPLETIONS, {"prompt": [49152]}, 400, "prompt", "49151"),
     (COMPLETIONS, {"prompt": ["x"] * 65}, 400, "prompt", "64"),
-    (COMPLETIONS, {"prompt": {"a": 1}}, 422, "prompt", "object"),
+    (COMPLETIONS, {"prompt": {"a": 1}}, 400, "prompt", "object"),
     (COMPLETIONS, {"prompt": ["ok", [49152]]}, 400, "prompt", "49151"),
 ]
 
@@ -143,23 +143,72 @@ def test_a_wrong_body_is_refused_by_name(
 def test_a_body_that_is_no_request_is_refused(
     http: httpx.Client, runtime: Runtime, raw: bytes
 ) -> None:
-    answer = http.post(CHAT, content=raw)
-    assert answer.status_code in (400, 422), answer.text
+    answer = http.post(CHAT, content=raw, headers=JSON)
+    assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
     assert_serves(http, runtime)
 
 
+@pytest.mark.parametrize(
+    ("body", "code", "word"),
+    [
+        (chat(colour=1), "unknown_parameter", "unknown field `colour`"),
+        (chat(stream_options={"x": 1}), "unknown_parameter", "unknown field `stream_options.x`"),
+        ({}, "missing_required_parameter", "`messages` is missing"),
+        (chat(n="two"), "invalid_type", "int"),
+        (chat(tool_choice="always"), "invalid_value", "openapi.json"),
+    ],
+)
+def test_an_error_of_shape_has_openais_code(
+    http: httpx.Client, body: dict[str, Any], code: str, word: str
+) -> None:
+    answer = http.post(CHAT, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == code
+    assert word in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("media_type", "status"),
+    [
+        (None, 415),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("application/json-seq", 415),
+        ("application/json", 200),
+        ("Application/JSON ; charset=utf-8", 200),
+    ],
+)
+def test_a_body_is_taken_only_where_it_says_that_it_is_json(
+    http: httpx.Client, runtime: Runtime, media_type: str | None, status: int
+) -> None:
+    headers = {} if media_type is None else {"Content-Type": media_type}
+    for path in (CHAT, "/tokenize", "/v1/sessions"):
+        body = chat() if path == CHAT else {"prompt": "x"}
+        answer = http.post(path, content=json.dumps(body), headers=headers)
+        assert answer.status_code == status, answer.text
+        if status == 415:
+            assert answer.json()["error"]["code"] == "unsupported_media_type"
+            assert "application/json" in answer.json()["error"]["message"]
+    assert_serves(http, runtime)
+
+
 def test_a_body_over_the_limit_is_refused(http: httpx.Client, runtime: Runtime) -> None:
-    answer = http.post(CHAT, content=b'{"messages": "' + b"x" * (9 << 20) + b'"}')
+    body = b'{"messages": "' + b"x" * (9 << 20) + b'"}'
+    answer = http.post(CHAT, content=body, headers=JSON)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "body_too_large"
     assert_serves(http, runtime)
 
 
 def test_unknown_paths_and_methods_are_answered_in_the_same_shape(http: httpx.Client) -> None:
-    assert http.get("/v1/nothing").json()["error"]["message"] == "Not Found"
+    answer = http.post("/v1/responses", json={"input": "x"})
+    assert answer.status_code == 404
+    assert "`POST /v1/responses`" in answer.json()["error"]["message"]
+    assert CHAT in answer.json()["error"]["message"]
     answer = http.get(CHAT)
     assert answer.status_code == 405
+    assert f"`GET {CHAT}`" in answer.json()["error"]["message"]
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert http.get("/v1/models/other").status_code == 404
     assert http.get(f"/v1/models/{NAME}").json()["id"] == NAME
@@ -180,6 +229,12 @@ def test_a_neutral_value_of_what_is_not_served_is_taken(
         "user": "u",
         "metadata": {"a": "b"},
         "top_k": -1,
+        "audio": None,
+        "moderation": None,
+        "verbosity": "medium",
+        "web_search_options": None,
+        "prediction": {"type": "content", "content": "x"},
+        "prompt_cache_options": {"ttl": "30m"},
     }
     assert http.post(CHAT, json=chat(**neutral)).status_code == 200
     wait_until_idle(runtime)

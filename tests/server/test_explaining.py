@@ -223,7 +223,7 @@ def test_a_chats_body_with_all_its_fields_is_taken_as_it_is(http: httpx.Client) 
         ({"prompt": ""}, 400, "prompt"),
         ({"prompt": [7] * 5000}, 400, "prompt"),
         ({"prompt": "word " * 5000}, 400, "prompt"),
-        ({"prompt": "x", "promt": 1}, 422, "promt"),
+        ({"prompt": "x", "promt": 1}, 400, "promt"),
         ({"prompt": "x", "model": "gpt-4"}, 404, "model"),
         ({"prompt": "x", "suffix": "y"}, 400, "suffix"),
         ({"prompt": "x", "cache_salt": ""}, 400, "cache_salt"),

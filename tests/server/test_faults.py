@@ -103,7 +103,8 @@ def test_a_client_killed_in_the_middle_of_its_stream_ends_alone(
     runtime: Runtime, http: httpx.Client, path: str, body: dict[str, Any]
 ) -> None:
     text = json.dumps(body | {"max_tokens": 500, "stream": True}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
+    head += f"Content-Length: {len(text)}\r\n\r\n".encode()
 
     def killed() -> httpx.Response:
         with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as client:

@@ -101,15 +101,15 @@ def test_a_conversation_is_abandoned_with_its_last_reply(http: httpx.Client) -> 
 @pytest.mark.parametrize(
     ("verb", "body", "status"),
     [
-        ("retain", {"prompt": ONE}, 422),
+        ("retain", {"prompt": ONE}, 400),
         ("retain", {"prompt": ONE, "seconds": -1}, 400),
         ("retain", {"prompt": ONE, "seconds": 4000}, 400),
         ("retain", {"seconds": 1}, 400),
         ("retain", {"prompt": ONE, "seconds": 1, "model": "x"}, 404),
         ("release", {"id": "sess-x"}, 404),
-        ("release", {}, 422),
+        ("release", {}, 400),
         ("abandon", {}, 400),
-        ("abandon", {"prompt": ONE, "nonsense": 1}, 422),
+        ("abandon", {"prompt": ONE, "nonsense": 1}, 400),
         ("abandon", {"prompt": [49152]}, 400),
         ("retain", {"prompt": [49152], "seconds": 1}, 400),
     ],

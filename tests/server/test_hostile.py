@@ -21,7 +21,7 @@ from runtime.loading import Runtime
 from runtime.server.anthropic import Conversation
 from runtime.server.config import ServerConfig
 from runtime.tokenizer.chat import ChatTemplate
-from tests.support.served import NAME, quick_runtime, serving, wait_until_idle
+from tests.support.served import JSON, NAME, quick_runtime, serving, wait_until_idle
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -146,7 +146,8 @@ def post(http: httpx.Client, path: str, body: bytes | dict[str, Any]) -> httpx.R
     if "ID" in path:
         session = http.post("/v1/sessions", json={"prompt": "Once upon a time"}).json()["id"]
         path = path.replace("ID", session)
-    answer = http.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    answer = http.post(path, content=content, headers=JSON)
     assert answer.status_code < 500, (path, body, answer.text)
     assert "server_error" not in answer.text, (path, body, answer.text)
     assert "api_error" not in answer.text, (path, body, answer.text)
@@ -222,10 +223,10 @@ def test_bodies_that_are_odd_as_a_whole_are_refused(
     http: httpx.Client, runtime: Runtime, path: str
 ) -> None:
     for body in ODD_BODIES:
-        assert post(http, path, body).status_code in (400, 422), body
+        assert post(http, path, body).status_code == 400, body
     headers = {"content-type": "multipart/form-data", "content-encoding": "gzip", "accept": "x/y"}
     answer = http.post(path, content=b'{"x": 1}', headers=headers)
-    assert 400 <= answer.status_code < 500
+    assert answer.status_code == 415
     assert_serves(http, runtime)
 
 
@@ -262,7 +263,7 @@ def test_too_much_of_anything_and_odd_names_are_refused(
     http: httpx.Client, runtime: Runtime, path: str, fields: dict[str, Any]
 ) -> None:
     common = {"model": NAME, "max_tokens": 1, "messages": HELLO} if path == MESSAGES else {}
-    assert post(http, path, common | fields).status_code in (400, 422)
+    assert post(http, path, common | fields).status_code == 400
     assert_serves(http, runtime)
 
 

@@ -23,7 +23,7 @@ from runtime.server import limits
 from runtime.server.config import ServerConfig
 from runtime.server.limits import WaitingRoom, check_parts, is_deeper
 from runtime.server.tenants import Tenant, Tenants
-from tests.support.served import HashExecutor, quick_runtime, serving, wait_until_idle
+from tests.support.served import JSON, HashExecutor, quick_runtime, serving, wait_until_idle
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 LONG_STREAM = json.dumps(HELLO | {"max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
@@ -91,7 +91,8 @@ def drip(client: socket.socket, piece: bytes) -> int:
 
 def posted(path: str, body: bytes, *, length: int | None = None, more: bytes = b"") -> bytes:
     size = len(body) if length is None else length
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {size}\r\n"
     return head.encode() + more + b"\r\n" + body
 
 
@@ -205,7 +206,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b'{"messages":' + b"[" * 70])
 def test_deep_nesting_is_refused_before_anybody_walks_it(url: str, text: bytes) -> None:
-    answer = httpx.post(url + CHAT, content=text, timeout=30)
+    answer = httpx.post(url + CHAT, content=text, headers=JSON, timeout=30)
     assert answer.status_code == 400
     assert "deeper than 64" in answer.json()["error"]["message"]
     assert serves(url)

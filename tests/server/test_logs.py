@@ -101,7 +101,7 @@ def test_neither_prompts_nor_keys_are_logged(http: httpx.Client, stream: io.Stri
     http.post(COMPLETIONS, json=PROMPT, headers={"x-api-key": "sk-some-other-key"})
     http.post(COMPLETIONS + "?text=business", json={"prompt": "business", "hue": "business"})
     lines = requests_in(stream, 4)
-    assert [line["status"] for line in lines] == [200, 400, 401, 422]
+    assert [line["status"] for line in lines] == [200, 400, 401, 400]
     assert {line["endpoint"] for line in lines} == {"POST /v1/completions"}, "of the refused, too"
     text = stream.getvalue()
     for word in ("business", KEY, "sk-some-other-key"):

@@ -16,7 +16,7 @@ from runtime.server.anthropic import MessagesRequest
 from runtime.server.messages import Reply
 from runtime.server.tenants import Tenant, Tenants
 from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
-from tests.support.served import NAME, quick_runtime, serving, wait_until_idle
+from tests.support.served import JSON, NAME, quick_runtime, serving, wait_until_idle
 from tests.support.smollm2 import open_smollm2
 from tests.support.workloads import sentences
 
@@ -108,7 +108,7 @@ def test_errors_have_anthropics_shape_and_kinds(
 
 def test_what_is_no_json_or_no_such_method_has_the_shape_too(client: httpx.Client) -> None:
     assert client.get("/v1/messages").json()["error"]["type"] == "invalid_request_error"
-    broken = client.post("/v1/messages", content=b"{")
+    broken = client.post("/v1/messages", content=b"{", headers=JSON)
     assert broken.status_code == 400
     assert broken.json()["error"]["type"] == "invalid_request_error"
 

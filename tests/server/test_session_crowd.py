@@ -154,7 +154,7 @@ async def _call(app: Starlette, method: str, path: str, body: bytes, *, gone: bo
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [],
+        "headers": [(b"content-type", b"application/json")],
         "app": app,
     }
     await app(scope, receive, send)

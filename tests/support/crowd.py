@@ -198,4 +198,5 @@ def _text_of(event: dict[str, Any]) -> str:
 def _request(ask: Ask) -> bytes:
     body = msgspec.json.encode(ask.body | {"stream": True})
     head = f"POST {ask.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += "Content-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body

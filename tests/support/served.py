@@ -34,6 +34,8 @@ from runtime.tokenizer.replies import ReplyMemory
 from tests.support.smollm2 import open_smollm2
 
 NAME = RuntimeConfig().model
+JSON = {"Content-Type": "application/json"}
+"""Headers of a body that the client does not write as JSON by itself."""
 
 
 class HashExecutor:
