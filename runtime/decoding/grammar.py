@@ -14,6 +14,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from runtime.closed_schemas import closed
 from runtime.errors import InvalidRequest, RequestError
 from runtime.grammar import Grammar
 from runtime.tokenizer.load import Tokenizer
@@ -154,7 +155,7 @@ def _library_source(grammar: Grammar) -> str:
         case "json_object":
             source = _schema_source({"type": "object"}, strict=True)
         case "json_schema":
-            source = _schema_source(json.loads(grammar.source), strict=grammar.strict)
+            source = _schema_source(closed(json.loads(grammar.source)), strict=grammar.strict)
         case "regex":
             source = LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
@@ -163,7 +164,7 @@ def _library_source(grammar: Grammar) -> str:
         case "lark":
             rules = [grammar.source]
             for number, text in enumerate(grammar.schemas):
-                schema = json.loads(text) | {"x-guidance": _options(strict=grammar.strict)}
+                schema = closed(json.loads(text)) | {"x-guidance": _options(strict=grammar.strict)}
                 rules.append(f"schema_{number}: %json {json.dumps(schema)}")
             source = LLMatcher.grammar_from_lark("\n".join([*rules, ""]))
     return source
