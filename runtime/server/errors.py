@@ -187,6 +187,8 @@ async def answer_error(request: Request, error: Exception) -> Response:
     headers = {}
     if isinstance(error, ServerBusy):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if isinstance(error, DeadlineExceeded):  # or official clients ask twice more, in vain
+        headers["x-should-retry"] = "false"
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, BodyTooSlow):

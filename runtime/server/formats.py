@@ -50,6 +50,16 @@ class JsonSchemaFormat(
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The `guided_` fields by the names that vLLM has for them since 0.12; at most one is given."""
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class OutputFormat(msgspec.Struct, kw_only=True):
     """The fields of a body that constrain its output; at most one of them may.
 
@@ -59,6 +69,7 @@ class OutputFormat(msgspec.Struct, kw_only=True):
     guided_regex        a regular expression that the whole output matches
     guided_choice       the texts that the output may be
     guided_grammar      a grammar in Lark's syntax
+    structured_outputs  one of the same
     """
 
     response_format: ResponseFormat | None = None
@@ -67,6 +78,7 @@ class OutputFormat(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def grammar(self) -> Grammar | None:
         """Return what the output must look like; None for any text.
@@ -83,16 +95,18 @@ class OutputFormat(msgspec.Struct, kw_only=True):
         return grammars[0] if grammars else None
 
     def _grammars(self) -> list[Grammar | None]:
-        schema, choices = self.guided_json, self.guided_choice
+        guided = StructuredOutputs(
+            json=self.guided_json,
+            json_object=self.guided_json_object,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        structured = self.structured_outputs or StructuredOutputs()
         return [
             self._response_grammar(),
-            _grammar("guided_json", "json_schema", _json(schema)),
-            Grammar(kind="json_object", param="guided_json_object")
-            if self.guided_json_object
-            else None,
-            _grammar("guided_regex", "regex", self.guided_regex),
-            _grammar("guided_choice", "choice", _json(choices)),
-            _grammar("guided_grammar", "lark", self.guided_grammar),
+            *_constraints("guided_", guided),
+            *_constraints("structured_outputs.", structured),
         ]
 
     def _response_grammar(self) -> Grammar | None:
@@ -108,6 +122,17 @@ class OutputFormat(msgspec.Struct, kw_only=True):
                 source = _json(named.schema) or ""
                 return Grammar(kind="json_schema", source=source, strict=bool(named.strict))
         return None
+
+
+def _constraints(prefix: str, given: StructuredOutputs) -> list[Grammar | None]:
+    """Return a grammar for each field; None for one that asks for nothing."""
+    return [
+        _grammar(f"{prefix}json", "json_schema", _json(given.json)),
+        _grammar(f"{prefix}json_object", "json_object", "" if given.json_object else None),
+        _grammar(f"{prefix}regex", "regex", given.regex),
+        _grammar(f"{prefix}choice", "choice", _json(given.choice)),
+        _grammar(f"{prefix}grammar", "lark", given.grammar),
+    ]
 
 
 def _grammar(param: str, kind: GrammarKind, source: str | None) -> Grammar | None:

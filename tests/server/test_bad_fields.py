@@ -87,6 +87,14 @@ OF_BOTH: list[Row] = [
     ({"guided_json_object": "yes"}, 400, "guided_json_object", "str"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, 400, "guided_choice", "both"),
     ({"guided_json": {}, "response_format": {"type": "json_object"}}, 400, "guided_json", "both"),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        400,
+        "structured_outputs.choice",
+        "both",
+    ),
+    ({"structured_outputs": {"regex": "("}}, 400, "structured_outputs.regex", "regex"),
+    ({"structured_outputs": {"regexp": "a"}}, 400, "structured_outputs.regexp", "unknown"),
     ({"stream": True, "stream_options": {"usage": 1}}, 400, "stream_options.usage", "unknown"),
 ]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from runtime.config import DEFAULT_MODEL, RuntimeConfig
 from runtime.loading import Runtime, load_runtime
@@ -220,6 +221,8 @@ def test_json_follows_its_schema(client: openai.OpenAI) -> None:
         ({"guided_grammar": 'start: "x" ("y" | "z")'}, ("xy", "xz")),
         ({"guided_json": {"enum": [7, 8]}}, ("7", "8")),
         ({"guided_json": '{"const": true}'}, ("true",)),
+        ({"structured_outputs": {"choice": ["plum", "pear"]}}, ("plum", "pear")),
+        ({"structured_outputs": {"json": {"enum": [7, 8]}}}, ("7", "8")),
     ],
 )
 def test_a_guided_output_is_one_that_is_allowed(
@@ -280,6 +283,42 @@ def test_the_clients_own_stream_reads_calls(client: openai.OpenAI) -> None:
     assert call.function.parsed_arguments["town"] in ("Rome", "Oslo")  # type: ignore[index]
 
 
+class Forecast(BaseModel):
+    """The weather in a town."""
+
+    town: Literal["Rome", "Oslo"]
+    days: int = Field(ge=1, le=9)
+
+
+def test_the_clients_own_parsing_reads_models(client: openai.OpenAI) -> None:
+    fields: Any = {"model": DEFAULT_MODEL, "messages": ASK, "max_completion_tokens": 120}
+    answer = client.chat.completions.parse(**fields, response_format=Forecast, temperature=0)
+    parsed = answer.choices[0].message.parsed
+    assert parsed is not None
+    assert parsed.days in range(1, 10)
+    tool = openai.pydantic_function_tool(Forecast)
+    named: Any = {"type": "function", "function": {"name": "Forecast"}}
+    called = client.chat.completions.parse(**fields, tools=[tool], tool_choice=named, temperature=0)
+    (call,) = called.choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Forecast)
+
+
+def test_a_schema_that_says_nothing_of_other_properties_gets_none(client: openai.OpenAI) -> None:
+    schema = Forecast.model_json_schema()
+    assert "additionalProperties" not in schema
+    tool: Any = {"type": "function", "function": {"name": "forecast", "parameters": schema}}
+    named = {"type": "function", "function": {"name": "forecast"}}
+    for body in (
+        {"tools": [tool], "tool_choice": named},
+        {"extra_body": {"guided_json": schema}},
+    ):
+        (choice,) = chat(client, **body, temperature=1.5, max_completion_tokens=200).choices
+        calls = choice.message.tool_calls
+        written = calls[0].function.arguments if calls else choice.message.content
+        assert json.loads(written).keys() == {"town", "days"}
+        assert choice.finish_reason == "stop"
+
+
 def test_a_salt_keeps_what_it_cached_apart(client: openai.OpenAI) -> None:
     def cached(salt: str | None) -> int:
         body = {"cache_salt": salt} if salt else {}
@@ -299,9 +338,9 @@ def test_a_salt_keeps_what_it_cached_apart(client: openai.OpenAI) -> None:
     [
         ({"temperature": 9999}, openai.BadRequestError, "temperature"),
         ({"logit_bias": {"x": 1}}, openai.BadRequestError, "logit_bias"),
-        ({"n": "two"}, openai.UnprocessableEntityError, "n"),
+        ({"n": "two"}, openai.BadRequestError, "n"),
         ({"model": "gpt-4"}, openai.NotFoundError, "model"),
-        ({"extra_body": {"colour": 1}}, openai.UnprocessableEntityError, "colour"),
+        ({"extra_body": {"colour": 1}}, openai.BadRequestError, "colour"),
     ],
 )
 def test_the_client_raises_the_error_that_names_the_field(
@@ -318,6 +357,7 @@ def test_a_deadline_ends_the_answer_with_an_error_of_its_own(client: openai.Open
         complete(client, max_tokens=400, extra_body=body)
     assert caught.value.status_code == 504
     assert caught.value.code == "deadline_exceeded"
+    assert caught.value.response.headers["x-should-retry"] == "false"
     with pytest.raises(openai.APIError) as streamed:
         list(complete(client, max_tokens=400, extra_body=body, stream=True))
     assert streamed.value.code == "deadline_exceeded"
