@@ -11,12 +11,10 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from openai import OpenAI
-from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionMessageParam as Message
 
 SYSTEM = (
@@ -32,21 +30,22 @@ TURNS = [
 
 
 class ChatBackend:
-    """Remembers what each user said and was told."""
+    """Remembers what each user said and was told, and what each answer cost."""
 
     def __init__(self, client: OpenAI, model: str, max_tokens: int) -> None:
+        self.costs: list[tuple[int, int]] = []  # tokens of a prompt, and how many were cached
         self._create = client.chat.completions.create
         self._model, self._max_tokens = model, max_tokens
         self._said: dict[str, list[Message]] = {}
 
-    def answer(self, user: str, text: str) -> Iterator[str | CompletionUsage]:
-        """Answer one user's message: pieces of text, then what it cost."""
+    def answer(self, user: str, text: str) -> Iterator[str]:
+        """Answer one user's message, piece by piece; a turn that fails was never said."""
         said = self._said.setdefault(user, [{"role": "system", "content": SYSTEM}])
-        said.append({"role": "user", "content": text})
+        asked: Message = {"role": "user", "content": text}
         reply = ""
         for chunk in self._create(
             model=self._model,
-            messages=said,
+            messages=[*said, asked],
             max_tokens=self._max_tokens,
             temperature=0,
             stream=True,
@@ -55,38 +54,37 @@ class ChatBackend:
             if chunk.choices and (piece := chunk.choices[0].delta.content):
                 reply += piece
                 yield piece
-            if chunk.usage:
-                yield chunk.usage
-        said.append({"role": "assistant", "content": reply})
+            if chunk.usage and (details := chunk.usage.prompt_tokens_details):
+                self.costs.append((chunk.usage.prompt_tokens, details.cached_tokens or 0))
+        said += [asked, {"role": "assistant", "content": reply}]
 
 
 @contextmanager
 def own_server(model: str) -> Iterator[str]:
     """Start a server on a free port; yield its URL; stop it at the end."""
-    command = [sys.executable, "-m", "runtime.cli.main", "serve", "--port", "0", "--json"]
-    with subprocess.Popen([*command, "--model", model], stdout=subprocess.PIPE) as server:
+    command = [sys.executable, "-m", "runtime.cli.main", "serve", "--model", model]
+    command += ["--port", "0", "--json", "--log-level", "warning"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         try:
-            assert server.stdout is not None
-            yield json.loads(server.stdout.readline())["url"]
+            told = json.loads(server.stdout.readline() if server.stdout else "{}")
+            if "url" not in told:
+                sys.exit(f"the server did not start: {told}")
+            yield told["url"]
         finally:
             server.terminate()
 
 
 def talk(base_url: str, model: str, max_tokens: int) -> None:
     """Let the users talk, and print what the cache saved."""
-    client = OpenAI(base_url=f"{base_url}/v1", api_key="unused")
-    backend = ChatBackend(client, model, max_tokens)
+    backend = ChatBackend(OpenAI(base_url=f"{base_url}/v1", api_key="unused"), model, max_tokens)
     for user, text in TURNS:
         print(f"{user}: {text}\ndesk: ", end="")
-        began, first_s = time.perf_counter(), 0.0
         for piece in backend.answer(user, text):
-            first_s = first_s or time.perf_counter() - began
-            if isinstance(piece, str):
-                print(piece, end="", flush=True)
-            elif piece.prompt_tokens_details:
-                cached = piece.prompt_tokens_details.cached_tokens or 0
-                print(f"\n    {cached} of {piece.prompt_tokens} prompt tokens cached", end="")
-        print(f", first text after {first_s:.2f} s")
+            print(piece, end="", flush=True)
+        prompt, cached = backend.costs[-1]
+        print(f"\n    {cached} of {prompt} prompt tokens cached")
+    prompt, cached = map(sum, zip(*backend.costs, strict=True))
+    print(f"{prompt} prompt tokens: {cached} cached, {prompt - cached} computed")
 
 
 if __name__ == "__main__":

@@ -52,23 +52,25 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(args.model)
 
-    prompt, cached, began = 0, 0, time.perf_counter()
+    began = time.perf_counter()
     with llm.session(TEMPLATE) as template:
-        template.score([f" {label}" for label in LABELS])  # computes the template, and holds it
+        labels = [f" {label}" for label in LABELS]
+        usages = [choice.usage for choice in template.score(labels).choices]  # held from here on
         print(f"template: {time.perf_counter() - began:.2f} s, {template.state.held_tokens} held")
         for review in REVIEWS[: args.reviews]:
             began = time.perf_counter()
             with template.fork() as branch:
                 branch.append(f"\nReview: {review}\nAnswer:")
-                scores = branch.score([f" {label}" for label in LABELS])
-            usages = [choice.usage for choice in scores.choices]
-            prompt += sum(usage.prompt_tokens for usage in usages)
-            cached += sum(usage.cached_tokens for usage in usages)
-            margin = abs(scores.choices[0].logprob - scores.choices[1].logprob)
+                scores = branch.score(labels)
+            one, other = scores.choices
+            usages += [one.usage, other.usage]
             print(
-                f"{LABELS[scores.best]:9} (by {margin:.2f}, {time.perf_counter() - began:.2f} s, "
-                f"{usages[0].cached_tokens} of {usages[0].prompt_tokens} tokens cached)  {review}"
+                f"{LABELS[scores.best]:9} (by {abs(one.logprob - other.logprob):.2f}, "
+                f"{time.perf_counter() - began:.2f} s, {one.usage.cached_tokens} of "
+                f"{one.usage.prompt_tokens} tokens cached)  {review}"
             )
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
     print(f"{prompt} prompt tokens: {cached} cached, {prompt - cached} computed")
 
 

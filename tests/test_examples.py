@@ -21,8 +21,8 @@ TOTAL = re.compile(r"(\d+) prompt tokens: (\d+) cached, (\d+) computed")
 OF_PROMPT = re.compile(r"(\d+) of (\d+) prompt tokens cached")
 
 
-def run(program: str, *arguments: str) -> str:
-    """Run one to its end; return what it printed."""
+def run(program: str, *arguments: str, status: int = 0) -> str:
+    """Run one to its end; return what it printed, or what it said of an error that is expected."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / program), *arguments],
         cwd=EXAMPLES.parent,
@@ -32,8 +32,8 @@ def run(program: str, *arguments: str) -> str:
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
 
 
 def test_the_agent_tree_computes_the_trunk_once() -> None:
@@ -52,7 +52,7 @@ def test_few_shot_computes_its_template_once() -> None:
     (total,) = TOTAL.findall(printed)
     prompt, cached, computed = map(int, total)
     assert cached + computed == prompt
-    assert cached > 0.8 * prompt
+    assert cached > 0.7 * prompt  # all but the template itself, the reviews and their labels
 
 
 def test_the_chat_backend_starts_a_server_and_finds_earlier_turns_cached() -> None:
@@ -62,6 +62,9 @@ def test_the_chat_backend_starts_a_server_and_finds_earlier_turns_cached() -> No
     assert turns[0][0] == 0
     assert all(cached >= 48 for cached, _ in turns[1:])  # the system prompt, at the least
     assert turns[2][0] > turns[1][0]  # and one's own earlier turn
+    ((prompt, cached, computed),) = TOTAL.findall(printed)
+    assert (int(prompt), int(cached)) == (sum(p for _, p in turns), sum(c for c, _ in turns))
+    assert int(computed) == int(prompt) - int(cached)
 
 
 def test_the_chat_backend_talks_to_a_server_that_runs() -> None:
@@ -69,6 +72,12 @@ def test_the_chat_backend_talks_to_a_server_that_runs() -> None:
     with serving(runtime) as url:
         printed = run("chat_backend.py", "--base-url", url, "--max-tokens", "4")
     assert len(OF_PROMPT.findall(printed)) == 4
+
+
+def test_a_chat_backend_whose_server_does_not_start_says_why() -> None:
+    told = run("chat_backend.py", "--model", "no-such-model", status=1)
+    assert "did not start" in told
+    assert "no model 'no-such-model'" in told
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
