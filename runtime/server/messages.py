@@ -44,7 +44,7 @@ from runtime.server.disconnect import EventStream, until_disconnect
 from runtime.server.errors import FAILED, anthropic_error, failure_of, json_response
 from runtime.server.explaining import explained, spoken_by
 from runtime.server.generation import Ask, News, generate
-from runtime.server.prompts import anthropic_prompt
+from runtime.server.prompts import anthropic_prompt, marked_ends
 from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
 
@@ -98,8 +98,13 @@ class MessageEndpoints:
         self, body: MessagesRequest, caller: Caller, constraint: Constraint | None
     ) -> tuple[Ask, int]:
         """Return what is asked of the engine, and the tokens before the last mark."""
-        ids = anthropic_prompt(self._served.runtime, body, caller.namespace)
-        retentions = tuple(self._retentions(body, caller, ids))
+        runtime = self._served.runtime
+        ids = anthropic_prompt(runtime, body, caller.namespace)
+        retentions = tuple(
+            Retention(priority=RETENTION_PRIORITY, end=end, duration_s=control.duration_s)
+            for control, end in marked_ends(runtime, body, caller.namespace, ids)
+            if end
+        )
         ask = Ask(
             name=f"msg_{uuid.uuid4().hex[:24]}",
             prompts=[ids],
@@ -111,26 +116,6 @@ class MessageEndpoints:
             is_streamed=body.stream,
         )
         return ask, max((retention.end or 0 for retention in retentions), default=0)
-
-    def _retentions(
-        self, body: Conversation, caller: Caller, ids: Sequence[int]
-    ) -> Iterator[Retention]:
-        """Yield what each mark asks to keep: the tokens from the first to the end of its block.
-
-        Where a block ends is seen by rendering the conversation up to it: as far as that agrees
-        with the whole, it is the same prefix.
-        """
-        for control, head in body.breakpoints():
-            begin = self._served.runtime.chat_tokens(
-                head.template_messages(without_prefill=False),
-                tools=head.template_tools(),
-                namespace=caller.namespace,
-                add_generation_prompt=False,
-            )
-            pairs = enumerate(zip(begin, ids, strict=False))
-            end = next((at for at, (a, b) in pairs if a != b), min(len(begin), len(ids)))
-            if end:
-                yield Retention(priority=RETENTION_PRIORITY, end=end, duration_s=control.duration_s)
 
 
 class Reply:
