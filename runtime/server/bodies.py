@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 
 from runtime.server.config import ServerConfig
 from runtime.server.errors import BodyTooLarge, BodyTooSlow, MalformedBody, WrongMediaType
-from runtime.server.limits import check_parts, is_deeper
+from runtime.server.limits import MAX_CONTAINERS, check_parts, has_more, is_deeper
 
 Body = TypeVar("Body")
 
@@ -37,6 +37,8 @@ async def read_body(request: HttpRequest, kind: type[Body], config: ServerConfig
         raise MalformedBody(f"the body is nested deeper than {config.max_json_depth} levels")
     if not text.strip():
         raise MalformedBody("the body is empty: send a JSON object, if only {}")
+    if has_more(text, MAX_CONTAINERS):
+        raise MalformedBody(f"the body has more than {MAX_CONTAINERS} arrays and objects")
     try:
         body = msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError:
@@ -48,7 +50,7 @@ async def read_body(request: HttpRequest, kind: type[Body], config: ServerConfig
 
 
 def _check_media_type(request: HttpRequest) -> None:
-    """Raise WrongMediaType for a body that does not say that it is JSON.
+    """Raise WrongMediaType for a body that does not say that it is JSON, or is compressed.
 
     A page of another site may have a browser send whatever else it likes; for JSON the browser asks
     this server first, which allows it to nobody.
@@ -58,6 +60,11 @@ def _check_media_type(request: HttpRequest) -> None:
         raise WrongMediaType(
             f"the body is {media_type[:80] or 'of no type'}: send it as JSON, with the header "
             "`Content-Type: application/json`"
+        )
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise WrongMediaType(
+            f"bodies are taken as they are, not {coding[:40]!r}: send JSON without Content-Encoding"
         )
 
 

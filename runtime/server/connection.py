@@ -22,10 +22,6 @@ from runtime.server.config import ServerConfig
 MAX_PIECES = 16384
 """Chunks in which a body may come; each takes about 10 µs, however few bytes it has."""
 
-MAX_UNREAD = 64 << 10
-"""Bytes read of a body whose request was answered before it was whole, so that the connection can
-go on to the next one; what comes after them is dropped, and the connection is cut in time."""
-
 
 def uvicorn_settings(app: Starlette, config: ServerConfig, **other: Any) -> uvicorn.Config:
     """Return what uvicorn is told, so that connections stay within the limits."""
@@ -80,7 +76,9 @@ class BoundedProtocol(H11Protocol):
         before = self.cycle
         if self._is_answered:
             self._num_unread += len(data)
-        if self._num_unread <= MAX_UNREAD:
+        # As much as a body may have is read behind an answer too, so that the connection can go on
+        # to the next request; what comes after that is dropped, and the timer cuts it.
+        if self._num_unread <= self.limits.max_body_bytes:
             super().data_received(data)
         if self.cycle is not before:
             self._num_unread = 0

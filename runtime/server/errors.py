@@ -6,7 +6,7 @@ Owns: which error is which status, and the errors that only a server has.  Does 
     ├── RequestError
     │   ├── BodyTooLarge      413  the body exceeds the limit
     │   ├── BodyTooSlow       408  the body did not arrive in time
-    │   ├── WrongMediaType    415  the body does not say that it is JSON
+    │   ├── WrongMediaType    415  the body does not say that it is JSON, or is compressed
     │   ├── MalformedBody     400  the body is not JSON, or nested too deeply
     │   ├── DeadlineExceeded  504  the request's own deadline passed before its answer was whole
     │   ├── Unauthorized      401  no API key, or an unknown one
@@ -69,7 +69,7 @@ class BodyTooSlow(RequestError):
 
 
 class WrongMediaType(RequestError):
-    """The body of a request does not say that it is JSON."""
+    """The body of a request does not say that it is JSON, or is compressed."""
 
 
 class MalformedBody(RequestError):
@@ -117,8 +117,8 @@ def error_body(error: Exception, name: str) -> tuple[int, ErrorBody]:
 
     400 a wrong value or shape, malformed JSON, or a prompt too long · 401 no key · 403 not allowed
     · 404 an unknown model or session · 408 a body too slow · 409 a session in use · 413 a body too
-    large · 415 a body that is not called JSON · 429 the queue is full · 500 a step failed · 503 the
-    engine is gone · 504 the deadline passed.
+    large · 415 a body that is not called JSON, or is compressed · 429 the queue is full · 500 a
+    step failed · 503 the engine is gone · 504 the deadline passed.
     """
     match error:
         case msgspec.ValidationError():

@@ -7,11 +7,16 @@ not know: HTTP, what the parts mean.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.errors import InvalidRequest, ServerBusy
 from runtime.server.config import ServerConfig
+
+MAX_CONTAINERS = 1 << 17
+"""Arrays and objects of a body: millions of them take seconds to build, on everybody's time."""
 
 _PIECE = 1 << 16
 """Bytes that are looked at together, so that little memory is taken."""
@@ -26,23 +31,49 @@ def is_deeper(text: bytes, depth: int) -> bool:
     >>> is_deeper(b'[[1], "[["]', 2), is_deeper(b'[[1], [[2]]]', 2)
     (False, True)
     """
-    if text.count(b"[") + text.count(b"{") <= depth:
+    if _num_brackets(text) <= depth:
         return False
+    level = 0
+    for steps in _steps(text):
+        levels = np.cumsum(steps, dtype=np.int32)
+        if level + levels.max(initial=0) > depth:
+            return True
+        level += int(levels[-1]) if len(levels) else 0
+    return False
+
+
+def has_more(text: bytes, most: int) -> bool:
+    """Return True where a JSON text has more than `most` arrays and objects; O(n).
+
+    >>> has_more(b'[[], {}, "[[["]', 3), has_more(b'[[], {}, "[[["]', 2)
+    (False, True)
+    """
+    if _num_brackets(text) <= most:
+        return False
+    left = most
+    for steps in _steps(text):
+        left -= int(np.count_nonzero(steps > 0))
+        if left < 0:
+            return True
+    return False
+
+
+def _num_brackets(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _steps(text: bytes) -> Iterator[npt.NDArray[np.int8]]:
+    """Yield 1 for each bracket that opens outside strings, -1 for each that closes; in pieces."""
     # Without escaped characters, every other stretch between quotes is a string.
     letters = np.frombuffer(text.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
-    level, is_string = 0, False
+    is_string = False
     for start in range(0, len(letters), _PIECE):
         piece = letters[start : start + _PIECE]
         strings = np.logical_xor.accumulate(piece == ord('"')) ^ is_string
         is_string = bool(strings[-1])
         brackets = piece[~strings] | 0x20  # "[" and "{" differ in this bit, as "]" and "}" do
         brackets = brackets[(brackets == ord("{")) | (brackets == ord("}"))]
-        steps = np.where(brackets == ord("{"), np.int8(1), np.int8(-1))
-        levels = np.cumsum(steps, dtype=np.int32)
-        if level + levels.max(initial=0) > depth:
-            return True
-        level += int(levels[-1]) if len(levels) else 0
-    return False
+        yield np.where(brackets == ord("{"), np.int8(1), np.int8(-1))
 
 
 def check_parts(body: object, config: ServerConfig) -> None:

@@ -24,6 +24,9 @@ from runtime.server.errors import json_response
 from runtime.server.openapi import Endpoint
 from runtime.server.scrape import scraped_metrics
 
+MAX_DETOKENIZED = 1 << 17
+"""Token ids that `/detokenize` takes at once: more than any prompt that is served here has."""
+
 
 class StatusAnswer(msgspec.Struct, frozen=True):
     """That all is well; what is not is told as an error."""
@@ -194,11 +197,7 @@ class Operations:
         """`POST /tokenize`: the ids of a prompt or a conversation."""
         body = await read_body(request, TokenizeRequest, self._served.config)
         self._served.check_model(body.model)
-        ids = await run_in_threadpool(self._tokens, body, caller_of(request))
-        tokenizer = self._served.runtime.tokenizer
-        texts = None
-        if body.return_token_strs:
-            texts = [tokenizer.decode([token], skip_special=False) for token in ids]
+        ids, texts = await run_in_threadpool(self._tokens_and_texts, body, caller_of(request))
         return json_response(
             TokenizeAnswer(
                 count=len(ids),
@@ -212,8 +211,15 @@ class Operations:
         """`POST /detokenize`: the text of ids."""
         body = await read_body(request, DetokenizeRequest, self._served.config)
         self._served.check_model(body.model)
+        if len(body.tokens) > MAX_DETOKENIZED:
+            raise InvalidRequest(
+                f"{len(body.tokens)} tokens, and at most {MAX_DETOKENIZED} are taken at once: send "
+                "them in parts",
+                param="tokens",
+            )
+        decode = self._served.runtime.tokenizer.decode
         try:
-            text = self._served.runtime.tokenizer.decode(body.tokens, skip_special=False)
+            text = await run_in_threadpool(decode, body.tokens, skip_special=False)
         except InvalidRequest as error:
             raise InvalidRequest(str(error), param="tokens") from None
         return json_response(DetokenizeAnswer(text))
@@ -228,6 +234,15 @@ class Operations:
             return sum(cache.drop(namespace) for namespace in mine)
 
         return json_response(ResetAnswer(await self._served.engine.call(drop)))
+
+    def _tokens_and_texts(
+        self, body: TokenizeRequest, caller: Caller
+    ) -> tuple[list[int], list[str] | None]:
+        ids = self._tokens(body, caller)
+        if not body.return_token_strs:
+            return ids, None
+        decode = self._served.runtime.tokenizer.decode
+        return ids, [decode([token], skip_special=False) for token in ids]
 
     def _tokens(self, body: TokenizeRequest, caller: Caller) -> list[int]:
         runtime = self._served.runtime

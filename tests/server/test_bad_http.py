@@ -13,11 +13,12 @@ import pytest
 
 from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
-from runtime.server.connection import MAX_PIECES, MAX_UNREAD
+from runtime.server.connection import MAX_PIECES
 from runtime.server.tenants import Tenant, Tenants
 from tests.support.served import JSON, quick_runtime, serving, wait_until_idle
 
 KEY = "sk-of-the-test"
+MAX_BODY = 1 << 16
 BODY = b'{"prompt": "x", "max_tokens": 1}'
 PIECES = [
     b"POST /v1/completions HTTP/1.1\r\n",
@@ -58,7 +59,9 @@ def runtime() -> Runtime:
 
 @pytest.fixture(scope="module")
 def url(runtime: Runtime) -> Iterator[str]:
-    settings = ServerConfig(header_timeout_s=0.2, body_timeout_s=0.2, idle_timeout_s=1)
+    settings = ServerConfig(
+        header_timeout_s=0.2, body_timeout_s=0.2, idle_timeout_s=1, max_body_bytes=MAX_BODY
+    )
     tenants = Tenants({"a": Tenant(keys=(KEY,))}, secret=b"0123456789abcdef")
     with serving(runtime, settings=settings, tenants=tenants) as url:
         yield url
@@ -142,7 +145,7 @@ def test_a_body_in_crumbs_is_refused_before_it_takes_long(url: str, head: bytes)
 
 def test_what_follows_an_answer_is_read_while_it_is_short_and_dropped_beyond(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
-    for size, is_read in ((MAX_UNREAD, True), (4 * MAX_UNREAD, False)):
+    for size, is_read in ((MAX_BODY, True), (4 * MAX_BODY, False)):
         with socket.create_connection((host, int(port)), timeout=20) as client:
             client.sendall(ANONYMOUS + f"Content-Length: {size}\r\n\r\n".encode())
             answer = b""

@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from runtime.loading import Runtime
+from runtime.server.limits import MAX_CONTAINERS
+from runtime.server.operations import MAX_DETOKENIZED
 from tests.support.served import JSON, NAME, HashExecutor, quick_runtime, serving, wait_until_idle
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -286,3 +288,32 @@ def test_a_broken_engine_is_told_to_everyone_and_to_health_checks() -> None:
         runtime.engine.scheduler.apply = original  # type: ignore[method-assign]
         for name in list(runtime.engine._live):
             runtime.engine.abort(name)
+
+
+@pytest.mark.parametrize("part", [b"[]", b"{}", b'{"a":[]}'])
+def test_a_body_of_a_million_empty_parts_is_refused_before_they_are_built(
+    http: httpx.Client, part: bytes
+) -> None:
+    for count, status in ((MAX_CONTAINERS // 4, 200), (900_000, 400)):
+        parts = b",".join([part] * count)
+        body = b'{"prompt": "[[[{{{", "max_tokens": 1, "metadata": [' + parts + b"]}"
+        answer = http.post("/v1/completions", content=body)
+        assert answer.status_code == status, answer.text
+    assert "arrays and objects" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "gzip, identity", "x" * 1000])
+def test_a_compressed_body_is_refused_by_what_it_is(http: httpx.Client, coding: str) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    answer = http.post("/v1/completions", content=body, headers={"content-encoding": coding})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    plain = http.post("/v1/completions", content=body, headers={"content-encoding": "Identity"})
+    assert plain.status_code == 200
+
+
+def test_more_ids_than_can_be_detokenized_at_once_are_refused(http: httpx.Client) -> None:
+    for count, status in ((MAX_DETOKENIZED, 200), (MAX_DETOKENIZED + 1, 400)):
+        body = b'{"tokens": [' + b",".join([b"9"] * count) + b"]}"
+        answer = http.post("/detokenize", content=body)
+        assert answer.status_code == status, answer.text[:200]
+    assert answer.json()["error"]["param"] == "tokens"

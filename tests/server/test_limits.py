@@ -21,7 +21,7 @@ from runtime.errors import InvalidRequest, ServerBusy
 from runtime.loading import Runtime
 from runtime.server import limits
 from runtime.server.config import ServerConfig
-from runtime.server.limits import WaitingRoom, check_parts, is_deeper
+from runtime.server.limits import WaitingRoom, check_parts, has_more, is_deeper
 from runtime.server.tenants import Tenant, Tenants
 from tests.support.served import JSON, HashExecutor, quick_runtime, serving, wait_until_idle
 
@@ -237,6 +237,19 @@ def test_depth_does_not_depend_on_how_a_text_is_cut(tree: Any, limit: int, piece
     text = json.dumps(tree).encode()
     with mock.patch.object(limits, "_PIECE", piece):
         assert is_deeper(text, limit) == (depth_of(tree) > limit)
+
+
+def parts_of(tree: Any) -> int:
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return 1 + sum(map(parts_of, tree)) if isinstance(tree, list) else 0
+
+
+@given(trees, st.integers(0, 9), st.integers(1, 7))
+def test_arrays_and_objects_are_counted_as_a_walk_would(tree: Any, most: int, piece: int) -> None:
+    text = json.dumps(tree).encode()
+    with mock.patch.object(limits, "_PIECE", piece):
+        assert has_more(text, most) == (parts_of(tree) > most)
 
 
 @given(st.binary(max_size=60), st.integers(0, 4))
