@@ -171,6 +171,7 @@ class ServerMetrics:
         self.exact = exact
         names = (NO_TENANT, *list(tenants)[:max_tenants], OTHER_TENANTS)
         self.tenants = {name: TenantCounts() for name in names}
+        self._max_tenants = max_tenants
         self.tenant_blocks: Mapping[str, TenantBlocks] = {}
         self.curve: Rates = {}  # of the whole cache, and of tenants by label
         self.tenant_curves: Mapping[str, Rates] = {}
@@ -179,6 +180,11 @@ class ServerMetrics:
         self._registry.register(_RequestCollector(self))
         self._registry.register(_VllmCollector(self))
         ProcessCollector(registry=self._registry)
+
+    def know_tenant(self, name: str) -> None:
+        """Give a tenant a label of its own, unless there are as many as there may be."""
+        if len(self.tenants) < self._max_tenants + 2:  # beside "default" and "other"
+            self.tenants.setdefault(name, TenantCounts())
 
     def tenant_label(self, tenant: str) -> str:
         """Return the label of a tenant; of so few that a dashboard can hold them."""

@@ -7,14 +7,18 @@ import asyncio
 import errno
 import gc
 import logging
+import secrets
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
+from starlette.applications import Starlette
 
 from runtime.async_engine import AsyncEngine
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
@@ -27,11 +31,14 @@ from runtime.cli.server_options import (
     tenants_of,
     tracer_of,
 )
-from runtime.errors import InvalidSetting, PortTaken
+from runtime.errors import InvalidSetting, PortTaken, RuntimeFault
 from runtime.loading import Runtime, load_runtime
 from runtime.server.app import create_app
 from runtime.server.connection import uvicorn_settings
 from runtime.server.logs import set_up_logs
+from runtime.server.tenants import Tenants
+
+_log = logging.getLogger("radixcache")
 
 if TYPE_CHECKING:
     from runtime.kv_events import KVEventPublisher
@@ -54,8 +61,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Take the port, load the model, and serve until interrupted."""
-    config, settings, tenants = runtime_config(args), server_config(args), tenants_of(args)
-    public_prefix = public_prefix_of(args)
+    config, settings = runtime_config(args), server_config(args)
+    read_keys = partial(tenants_of, args, random_secret=secrets.token_bytes(32))
+    tenants, public_prefix = read_keys(), public_prefix_of(args)
     with ExitStack() as cleanup:
         # First: loading takes longer than failing here.
         trace_stream = None
@@ -89,17 +97,52 @@ def run(args: argparse.Namespace) -> int:
         http = uvicorn_settings(app, settings, log_level=args.log_level, log_config=None)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like an interrupt
         with suppress(KeyboardInterrupt):  # raised again once everything has stopped in order
-            _Server(http, app.state.engine, drain_s=settings.drain_s).run(sockets=[listener])
+            Server(http, app, read_keys=read_keys, drain_s=settings.drain_s).run([listener])
     return 0
 
 
-class _Server(uvicorn.Server):
-    """Ends what is in flight within the drain time, before connections are cut."""
+class Server(uvicorn.Server):
+    """Ends what is in flight within the drain time; reads the keys anew when it is hung up."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, *, drain_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: Starlette,
+        *,
+        read_keys: Callable[[], Tenants | None],
+        drain_s: float,
+    ) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._engine: AsyncEngine = app.state.engine
+        self._follow_keys: Callable[[Tenants], Awaitable[None]] | None
+        self._follow_keys = getattr(app.state, "follow_keys", None)
+        self._read_keys = read_keys
+        self._reading: set[asyncio.Task[None]] = set()
         self._drain_s = drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and listen to SIGHUP where there are keys."""
+        await super().startup(sockets)
+        if self._follow_keys is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+
+    def _hung_up(self) -> None:
+        task = asyncio.ensure_future(self.read_keys_anew())
+        self._reading.add(task)  # or nobody would keep it alive
+        task.add_done_callback(self._reading.discard)
+
+    async def read_keys_anew(self) -> None:
+        """Read the keys and let them count; where that fails, log it and keep the old ones."""
+        try:
+            newer = self._read_keys()
+            assert newer is not None
+            assert self._follow_keys is not None
+            await self._follow_keys(newer)
+        except RuntimeFault as error:
+            _log.error("the API keys stay as they were: %s", error)
+        else:
+            _log.info("the API keys were read again, of %d tenants", len(newer.names))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the engine while connections close."""

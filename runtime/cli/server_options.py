@@ -6,7 +6,6 @@ Owns: names and help of the flags, the settings they make.  Does not know: the m
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,11 +147,14 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     )
 
 
-def tenants_of(args: argparse.Namespace) -> Tenants | None:
-    """Read the file of keys, if there is one.  Raises InvalidSetting."""
+def tenants_of(args: argparse.Namespace, *, random_secret: bytes) -> Tenants | None:
+    """Read the file of keys, if there is one; `load_tenants` says what for the secret is.
+
+    Raises InvalidSetting.
+    """
     if args.api_keys is None:
         return None
-    return load_tenants(args.api_keys, random_secret=secrets.token_bytes(32))
+    return load_tenants(args.api_keys, random_secret=random_secret)
 
 
 def tracer_of(args: argparse.Namespace, *, model: str) -> Tracer | None:

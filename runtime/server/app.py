@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import metadata
 from typing import IO
 
@@ -45,6 +46,7 @@ from runtime.server.messages import MessageEndpoints
 from runtime.server.middleware import Gate, Tracer
 from runtime.server.openapi import Endpoint, openapi_document, routes_of
 from runtime.server.operations import Operations
+from runtime.server.rekeying import follow_keys
 from runtime.server.sessions import SessionEndpoints
 from runtime.server.tenants import Tenants
 from runtime.server.tree import TreeEndpoints
@@ -80,7 +82,8 @@ def create_app(
              takes a line for each request that `radixcache simulate` can replay; closed at the end
     outlets  told of each turn of the engine's thread, such as a `KVEventPublisher`
 
-    `app.state.engine` is the `AsyncEngine`, for whoever stops it earlier.
+    `app.state.engine` is the `AsyncEngine`, for whoever stops it earlier; with tenants,
+    `app.state.follow_keys` takes over another reading of their file, as `follow_keys` has it.
     """
     config = config or ServerConfig()
     served = _served(runtime, config, tenants, outlets)
@@ -116,6 +119,8 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.engine = engine
+    if tenants is not None:
+        app.state.follow_keys = partial(follow_keys, served, tenants)
     return app
 
 

@@ -9,7 +9,6 @@ are kept as their sha256 only, and never shown.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
 import tomllib
 from collections.abc import Mapping
@@ -94,6 +93,22 @@ class Tenants:
         """The tenant of each salt, in the order of the file."""
         return self._salts
 
+    @property
+    def names(self) -> list[str]:
+        """Those that may call now, in the order of the file."""
+        return list(dict.fromkeys(caller.tenant for caller in self._callers.values()))
+
+    def check_salts_of(self, newer: Tenants) -> None:
+        """Raise InvalidSetting where the tenants that both have lie under other salts there."""
+        salts = {name: salt for salt, name in self._salts.items()}
+        if any(salts.get(name, salt) != salt for salt, name in newer.salts.items()):
+            raise InvalidSetting("another secret needs a restart: all that is cached lies under it")
+
+    def follow(self, newer: Tenants) -> None:
+        """Let in whoever `newer` does, and nobody else; salts of those that went stay known."""
+        self._callers, self._shares = newer._callers, newer._shares
+        self._salts.update(newer.salts)
+
     def _add(self, name: str, tenant: Tenant, secret: bytes) -> None:
         salt = hashlib.blake2b(name.encode(), key=secret[:64], digest_size=16).hexdigest()
         self._salts[salt] = name
@@ -118,13 +133,11 @@ class Tenants:
         """Return whose key it is.  Raises Unauthorized."""
         if key is None:
             raise Unauthorized("no API key: send it as `Authorization: Bearer KEY` or `x-api-key`")
-        digest = _digest(key)
-        # Where a lookup ends may tell something of a digest, which says nothing about any key;
-        # the digests themselves are compared in constant time all the same.
-        for known, caller in self._callers.items():
-            if hmac.compare_digest(known, digest):
-                return caller
-        raise Unauthorized("unknown API key: ask the operator of this server for one")
+        # How long the look-up takes may tell something of a digest, which says nothing of any key.
+        caller = self._callers.get(_digest(key))
+        if caller is None:
+            raise Unauthorized("unknown API key: ask the operator of this server for one")
+        return caller
 
     def quotas(self, num_blocks: int) -> dict[Namespace, Quota]:
         """Return the quota of each tenant that has one, in a pool of so many blocks."""

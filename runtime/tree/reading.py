@@ -9,7 +9,7 @@ what an engine has few of: leases, namespaces.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 import msgspec
@@ -94,7 +94,7 @@ class TreeReader:
     """Reads one engine; of its thread.
 
     tenant_of   whose a namespace is
-    tenants     their names; empty where nobody is told apart
+    tenants     their names, which this thread alone may add to; empty where nobody is told apart
     sessions    gives those that are open
     """
 
@@ -103,13 +103,13 @@ class TreeReader:
         engine: Engine,
         *,
         tenant_of: TenantOf,
-        tenants: Iterable[str] = (),
+        tenants: Collection[str] = (),
         sessions: Callable[[], Iterable[Session]] = tuple,
     ) -> None:
         self._engine = engine
         self._cache: RadixCache = engine.cache
         self._tenant_of = tenant_of
-        self._tenants = tuple(tenants)
+        self._tenants = tenants
         self._sessions = sessions
         self._watch: TreeWatch | None = None
         self._evictions = EvictionTally(tenant_of)

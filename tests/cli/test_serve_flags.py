@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import signal
 import subprocess
@@ -15,10 +16,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
+from starlette.applications import Starlette
 
+from runtime.cli.serve import Server
 from runtime.cli.server_options import add_server_flags, server_config, tenants_of, tracer_of
 from runtime.errors import InvalidSetting
 from runtime.server.config import ServerConfig
+from runtime.server.tenants import Tenants
 
 KEYS = '[tenants.acme]\nkeys = ["sk-acme-1234"]\n'
 
@@ -32,7 +37,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 def test_without_flags_the_settings_are_the_defaults() -> None:
     args = parsed()
     assert server_config(args) == ServerConfig()
-    assert tenants_of(args) is None
+    assert tenants_of(args, random_secret=b"") is None
     assert tracer_of(args, model="x") is None
 
 
@@ -66,7 +71,7 @@ def test_each_flag_sets_its_field_and_no_other(
 
 def test_a_file_of_keys_that_is_not_there_is_named() -> None:
     with pytest.raises(InvalidSetting, match=r"nowhere\.toml"):
-        tenants_of(parsed("--api-keys", "nowhere.toml"))
+        tenants_of(parsed("--api-keys", "nowhere.toml"), random_secret=b"")
 
 
 def test_traces_go_to_a_url() -> None:
@@ -118,18 +123,48 @@ def test_a_server_with_keys_logs_and_traces_each_request(
                 assert http.post("/v1/completions", json=body, headers=headers).status_code == 401
                 headers["x-api-key"] = "sk-acme-1234"
                 assert http.post("/v1/completions", json=body, headers=headers).status_code == 200
+                keys.write_text(KEYS.replace("1234", "5678"))
+                server.send_signal(signal.SIGHUP)
+                wait_until_answered(http, headers, 401)
         finally:
             server.send_signal(signal.SIGTERM)
             _, errors = server.communicate(timeout=30)
     assert server.returncode == 0
     lines = [json.loads(line) for line in errors.splitlines()]
     told = [line for line in lines if line["logger"] == "radixcache.requests"]
-    assert [(line["id"], line["status"]) for line in told] == [("abc", 401), ("abc", 200)]
+    assert "the API keys were read again, of 1 tenants" in errors
+    assert [(line["id"], line["status"]) for line in told[:2]] == [("abc", 401), ("abc", 200)]
     assert (told[1]["tenant"], told[1]["output"]) == ("acme", 2)
-    assert "sk-acme-1234" not in errors
+    assert "sk-acme" not in errors
     spans = b"".join(taken)
     assert b"text_completion smollm2-135m-instruct" in spans
     assert b"radixcache.cached_tokens" in spans
+
+
+def test_a_file_of_keys_with_a_mistake_changes_nothing_and_the_log_says_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def follow(newer: Tenants) -> None:
+        pytest.fail("nothing is to change")
+
+    def read() -> Tenants:
+        raise InvalidSetting("the API keys in keys.toml are not TOML: at line 1")
+
+    app = Starlette()
+    app.state.engine, app.state.follow_keys = None, follow
+    server = Server(uvicorn.Config(app), app, read_keys=read, drain_s=0)
+    asyncio.run(server.read_keys_anew())
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "stay as they were: the API keys in keys.toml" in record.getMessage()
+
+
+def wait_until_answered(http: httpx.Client, headers: dict[str, str], status: int) -> None:
+    for _ in range(100):
+        if http.get("/v1/models", headers=headers).status_code == status:
+            return
+        time.sleep(0.05)
+    pytest.fail("the keys were not read again")
 
 
 def wait_until_up(http: httpx.Client) -> None:
