@@ -122,7 +122,8 @@ class AsyncEngine:
     def stop(self, *, drain_s: float) -> None:
         """Take no more requests, let those in flight end for at most `drain_s` seconds, then stop.
 
-        What is left then ends with finish reason "abort".  Blocks the caller.
+        What is left then, or when `hurry` is called, ends with finish reason "abort".  Blocks the
+        caller.
         """
         if not self._thread.is_alive():
             return
@@ -132,6 +133,10 @@ class AsyncEngine:
         self._inbox.put(self._begin_stop)
         self._thread.join()
         deadline.cancel()
+
+    def hurry(self) -> None:
+        """End what `stop` still waits for; from any thread, and from within a signal."""
+        self._inbox.put(self._abort_all)
 
     async def submit(self, *requests: Request) -> RequestStream:
         """Queue requests, all or none, and return their news; close the stream when done with it.

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +30,7 @@ from runtime.cli.server_options import (
     server_config,
     shared_tokens,
     tenants_of,
+    trace_stream_of,
     tracer_of,
 )
 from runtime.errors import InvalidSetting, PortTaken, RuntimeFault
@@ -66,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     tenants, public_prefix = read_keys(), public_prefix_of(args)
     with ExitStack() as cleanup:
         # First: loading takes longer than failing here.
-        trace_stream = None
-        if args.trace_log is not None:
-            trace_stream = cleanup.enter_context(args.trace_log.open("ab"))
+        trace_stream = trace_stream_of(args)
+        if trace_stream is not None:
+            cleanup.enter_context(trace_stream)
         listener = cleanup.enter_context(_bind(args.host, args.port))
         tracer = tracer_of(args, model=config.model)
         if tracer is not None:
@@ -80,8 +82,6 @@ def run(args: argparse.Namespace) -> int:
         with shown_progress(quiet=args.json or args.log_format == "json") as progress:
             observers = () if events is None else (events.recorder,)
             runtime = load_runtime(config, progress=progress, observers=observers)
-        listener.listen()  # or who connects at once when it is announced would be refused
-        _announce(args, runtime, listener, events)
         app = create_app(
             runtime,
             settings,
@@ -91,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
             trace_stream=trace_stream,
             outlets=() if events is None else (events,),
         )
+        listener.listen()  # or who connects at once when it is announced would be refused
+        _announce(args, runtime, listener, events)
         # What is alive now stays: the collector need not look at it again, 0.1 s each time.
         gc.collect()
         gc.freeze()
@@ -143,6 +145,13 @@ class Server(uvicorn.Server):
             _log.error("the API keys stay as they were: %s", error)
         else:
             _log.info("the API keys were read again, of %d tenants", len(newer.names))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; told so again, end what is in flight now."""
+        if self.should_exit:
+            self._engine.hurry()
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the engine while connections close."""

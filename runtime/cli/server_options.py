@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from radixcache.events import EventRecorder
 from runtime.cli.options import parse_bytes
@@ -174,6 +174,17 @@ def tracer_of(args: argparse.Namespace, *, model: str) -> Tracer | None:
     return otlp_tracer(args.otel_endpoint, model=model)
 
 
+def trace_stream_of(args: argparse.Namespace) -> IO[bytes] | None:
+    """Open the file that lines of hashes are appended to, if any.  Raises InvalidSetting."""
+    if args.trace_log is None:
+        return None
+    try:
+        stream: IO[bytes] = args.trace_log.open("ab")
+    except OSError as error:
+        raise InvalidSetting(f"--trace-log {args.trace_log}: {error.strerror}") from None
+    return stream
+
+
 def kv_events_of(args: argparse.Namespace) -> KVEventPublisher | None:
     """Return what publishes KV events, if anything; its recorder must listen to the cache.
 
@@ -208,7 +219,8 @@ def public_prefix_of(args: argparse.Namespace) -> str | None:
     try:
         text: str = args.public_prefix.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"--public-prefix {args.public_prefix}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidSetting(f"--public-prefix {args.public_prefix}: {why}") from None
     return text
 
 

@@ -104,6 +104,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["serve", "--model", "no/such.gguf", "--trace-log", "no/such/trace.jsonl"], 1, "trace.jsonl"),
     (["serve", "--model", "no/such.gguf", "--public-prefix", "no/such.txt"], 2, "no/such.txt"),
     (["serve", "--host", "no.such.host.invalid"], 1, "no.such.host.invalid"),
+    (["serve", "--port", "0", "--trace-log", "/no/such/folder"], 2, "--trace-log /no/such/folder"),
 ]
 
 
@@ -171,9 +172,12 @@ def test_serve_announces_itself_answers_and_stops_on_a_signal() -> None:
     assert code == 0
 
 
-def test_a_stream_that_outlives_the_drain_time_is_ended_in_order() -> None:
+@pytest.mark.parametrize(("drain_s", "signals"), [("1", 1), ("60", 2)])
+def test_a_stream_that_outlives_the_drain_time_or_a_second_signal_is_ended_in_order(
+    drain_s: str, signals: int
+) -> None:
     command = [sys.executable, "-m", "runtime.cli.main", "serve", "--port", "0"]
-    command += ["--log-format", "json"]
+    command += ["--log-format", "json", "--drain", drain_s]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
@@ -183,8 +187,9 @@ def test_a_stream_that_outlives_the_drain_time_is_ended_in_order() -> None:
             body = {"prompt": "x", "max_tokens": 8000, "stream": True, "ignore_eos": True}
             with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as answer:
                 lines = (line for line in answer.iter_lines() if line)
-                next(lines)
-                server.send_signal(signal.SIGTERM)
+                for _ in range(signals):
+                    next(lines)
+                    server.send_signal(signal.SIGTERM)
                 last = list(lines)[-2:]
         finally:
             server.send_signal(signal.SIGTERM)
