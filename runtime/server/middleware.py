@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -90,6 +91,7 @@ class Gate:
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, journal: Journal
     ) -> None:
         try:
+            self._check_headers(scope)
             caller = self._caller(scope["path"], headers)
             journal.tenant = caller.tenant
             scope["radixcache.caller"] = msgspec.structs.replace(caller, journal=journal)
@@ -99,6 +101,16 @@ class Gate:
                 raise
             response = await answer_error(HttpRequest(scope), error)
             await response(scope, receive, send)
+
+    def _check_headers(self, scope: Scope) -> None:
+        """Raise for headers that came whole at once, so that no parser waited and found them long.
+
+        Each has ": " and a line's end beside name and value.
+        """
+        limit = self._served.config.max_header_bytes
+        size = len(scope["path"]) + len(scope["query_string"])
+        if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
+            raise HTTPException(431, f"the headers exceed {limit} bytes")
 
     def _caller(self, path: str, headers: Headers) -> Caller:
         if self._tenants is None:
