@@ -39,8 +39,8 @@ Read = Callable[[EngineStats], float]
 
 # name, help, how to read it
 _COUNTERS: tuple[tuple[str, str, Read], ...] = (
-    ("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.cache.query_tokens),
-    ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.cache.hit_tokens),
+    ("prefix_cache_queries", "Tokens looked up at admissions.", lambda s: s.cache.query_tokens),
+    ("prefix_cache_hits", "Of those, found in the cache.", lambda s: s.cache.hit_tokens),
     ("prompt_tokens", "Prompt tokens of requests that began to answer.", lambda s: s.prompt_tokens),
     ("cached_prompt_tokens", "Of those, found at first admission.", lambda s: s.cached_tokens),
     ("generation_tokens", "Tokens generated.", lambda s: s.completion_tokens),

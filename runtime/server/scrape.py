@@ -30,8 +30,9 @@ async def scraped_metrics(served: Served, caller: Caller) -> bytes:
             "server with --open-metrics"
         )
     try:
-        namespaces = await served.engine.call(_namespaces_now)
-        curves = await served.engine.call(lambda engine: curves_of(engine, served, caller))
+        namespaces, curves = await served.engine.call(
+            lambda engine: (_namespaces_now(engine), curves_of(engine, served, caller))
+        )
     except EngineFailure:  # the counters are still worth seeing, now more than ever
         namespaces, curves = {}, None
     served.metrics.curve, served.metrics.tenant_curves = gauges_of(curves or [])

@@ -23,6 +23,7 @@ _OPERATIONS = {
     "POST /v1/chat/completions": "chat",
     "POST /v1/messages": "chat",
     "POST /v1/completions": "text_completion",
+    "POST /v1/sessions/{session}/generate": "text_completion",
 }
 _PROBES = ("GET /health", "GET /ready", "GET /metrics")
 _NANOSECONDS = 1e9
