@@ -171,6 +171,9 @@ class Recheck:
             if check.num_restarts > MAX_RESTARTS:
                 self._end("abandoned")
                 return
+        if not self._cache.match_len(check.key):  # evicted, or never a whole block
+            self._end("abandoned")
+            return
         try:
             outcome = self._compare_next(check)
         except OutOfBlocks:
@@ -203,8 +206,6 @@ class Recheck:
             raise CacheError("its namespace was quarantined meanwhile")
         hold = self._cache.retain(check.key)
         try:
-            if not hold.num_tokens:
-                raise CacheError("nothing of it is cached any more")
             end = min(check.num_right + CHUNK_TOKENS, hold.num_tokens)
             outcome = self._compare(check, end)
             if outcome.block is None:

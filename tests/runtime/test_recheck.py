@@ -225,6 +225,15 @@ def test_a_failed_step_ends_the_check_alone(caplog):
     bench.check_idle()
 
 
+def test_a_request_of_less_than_a_block_is_no_warning_in_the_log(caplog):
+    bench = RecheckBench()
+    bench.submit("a", [1], max_tokens=2)
+    bench.run()
+    bench.rest()
+    assert bench.counts() == {"abandoned": 1}
+    assert not caplog.messages
+
+
 def test_without_room_for_a_chunk_a_check_is_given_up_and_nothing_is_evicted():
     bench = RecheckBench(num_blocks=6, max_len=24)
     bench.submit("a", [*PROMPT, *PROMPT[:9]], max_tokens=4)
