@@ -74,7 +74,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="memory for K/V, such as 512MiB or 2GiB (default 1GiB)",
     )
     flag("--num-blocks", type=int, metavar="N", help="blocks of the pool, instead of --kv-memory")
-    flag("--block-size", type=int, default=default.block_size, metavar="N", help="tokens a block")
+    flag(
+        "--block-size",
+        type=int,
+        default=default.block_size,
+        metavar="N",
+        help="tokens a block (default 16)",
+    )
     flag("--no-prefix-cache", action="store_true", help="compute every prompt whole")
     flag("--eviction-policy", default="lru", choices=tuple(POLICIES), help="default lru")
     flag("--ordering", default="fcfs", choices=tuple(ORDERINGS), help="of those that wait: fcfs")
@@ -92,7 +98,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="where a token's bits depend on its batch on this machine: require, warn (default) "
         "or off",
     )
-    flag("--max-len", type=int, metavar="N", help="longest sequence in tokens")
+    flag(
+        "--max-len",
+        type=int,
+        metavar="N",
+        help="longest sequence in tokens (default: what model and pool allow)",
+    )
     flag("--debug-seals", action="store_true", help="check each block's seal before it is read")
     for name, text in (
         ("max-step-tokens", "tokens computed in one step, over all sequences"),

@@ -58,7 +58,11 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     flag("--open-metrics", action="store_true", help="show /metrics to whoever asks")
     for name, value, text in (
         ("max-body", default.max_body_bytes, "largest body of a request (default 8MiB)"),
-        ("max-header", default.max_header_bytes, "largest request line with headers (64KiB)"),
+        (
+            "max-header",
+            default.max_header_bytes,
+            "largest request line with headers (default 64KiB)",
+        ),
     ):
         flag(f"--{name}", type=parse_bytes, default=value, metavar="SIZE", help=text)
     for name, text in _COUNTS:
@@ -99,9 +103,18 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="append a line of block hashes for each request, to replay with radixcache simulate",
     )
     _add_kv_events_flags(flag)
-    flag("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    flag("--log-format", default="text", choices=("text", "json"), help="of each line (text)")
-    flag("--otel-endpoint", metavar="URL", help="send traces there, over OTLP/HTTP")
+    flag(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="of the least that is logged (default info)",
+    )
+    flag("--log-format", default="text", choices=("text", "json"), help="default text")
+    flag(
+        "--otel-endpoint",
+        metavar="URL",
+        help="send traces there, over OTLP/HTTP, such as http://localhost:4318/v1/traces",
+    )
 
 
 def _add_kv_events_flags(flag: Callable[..., object]) -> None:
