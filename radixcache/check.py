@@ -36,9 +36,10 @@ def verify(cache: RadixCache) -> None:
     cache.deadlines.check(nodes)
 
 
-def _hold(name: str, condition: bool, detail: str) -> None:
+def _hold(name: str, condition: bool, detail: str, *subjects: object) -> None:
+    """Raise unless the condition holds; the detail is only then filled in with its subjects."""
     if not condition:
-        raise InvariantViolation(f"{name}: {detail}")
+        raise InvariantViolation(f"{name}: {detail.format(*subjects)}")
 
 
 def _check_pool(cache: RadixCache, nodes: list[Node]) -> None:
@@ -53,7 +54,9 @@ def _check_pool(cache: RadixCache, nodes: list[Node]) -> None:
     _hold("I1", len(set(free)) == len(free), "a block is on the free list twice")
     for block in range(cache.pool.capacity):
         refs = cache.pool.refcount(block)
-        _hold("I3", refs == expected[block], f"block {block}: {refs} ≠ {expected[block]} owners")
+        _hold(
+            "I3", refs == expected[block], "block {}: {} ≠ {} owners", block, refs, expected[block]
+        )
     _hold(
         "I1",
         set(free) == {b for b in range(cache.pool.capacity) if not expected[b]},
@@ -67,27 +70,27 @@ def _check_pins(cache: RadixCache, nodes: list[Node]) -> None:
     ends.update(id(hold.node) for hold in cache.deadlines.holds.values())
     _hold("I2", ends.keys() <= {id(node) for node in nodes}, "a lease ends on a node off the tree")
     for hold in cache.deadlines.holds.values():
-        _hold("I2", hold.node.end == hold.num_tokens, f"{hold!r} ends at {hold.node!r}")
-        _hold("I2", not hold.has_ended, f"{hold!r} is kept, but has ended")
+        _hold("I2", hold.node.end == hold.num_tokens, "{!r} ends at {!r}", hold, hold.node)
+        _hold("I2", not hold.has_ended, "{!r} is kept, but has ended", hold)
     for node in nodes:
         pinned = sum(1 for child in node.children.values() if child.lock_ref)
         expected = ends[id(node)] + pinned
         goes_first = [child.is_abandoned for child in node.children.values()]
         is_left = not node.lock_ref and all(goes_first)
-        _hold("I5", is_left or not node.is_abandoned, f"{node!r} is abandoned, but used")
-        _hold("I2", node.lock_ref == expected, f"{node!r}: lock_ref should be {expected}")
+        _hold("I5", is_left or not node.is_abandoned, "{!r} is abandoned, but used", node)
+        _hold("I2", node.lock_ref == expected, "{!r}: lock_ref should be {}", node, expected)
 
 
 def _check_node(cache: RadixCache, node: Node) -> None:
     """I4 edges are whole blocks, and children are found by their first block."""
     block_bytes = cache.config.block_size * TOKEN_BYTES
     blocks, rest = divmod(len(node.edge), block_bytes)
-    _hold("I4", rest == 0 and blocks == len(node.block_ids), f"{node!r}: edge and blocks differ")
-    _hold("I4", (blocks == 0) == (node.parent is None), f"{node!r}: only a root has no edge")
+    _hold("I4", rest == 0 and blocks == len(node.block_ids), "{!r}: edge and blocks differ", node)
+    _hold("I4", (blocks == 0) == (node.parent is None), "{!r}: only a root has no edge", node)
     for first, child in node.children.items():
-        _hold("I4", child.parent is node, f"{child!r} does not know its parent")
-        _hold("I4", bytes(child.edge[:block_bytes]) == first, f"{child!r} under a foreign key")
-        _hold("I4", child.namespace == node.namespace, f"{child!r} in two namespaces")
+        _hold("I4", child.parent is node, "{!r} does not know its parent", child)
+        _hold("I4", bytes(child.edge[:block_bytes]) == first, "{!r} under a foreign key", child)
+        _hold("I4", child.namespace == node.namespace, "{!r} in two namespaces", child)
     if node.heads is not None:
         filed = [
             (head, first)
@@ -96,14 +99,14 @@ def _check_node(cache: RadixCache, node: Node) -> None:
         ]
         expected = [(first[:TOKEN_BYTES], first) for first in node.children]
         _hold(
-            "I4", sorted(filed) == sorted(expected), f"{node!r}: its heads are not its children's"
+            "I4", sorted(filed) == sorted(expected), "{!r}: its heads are not its children's", node
         )
     if node.parent is not None:
         start = node.parent.start + node.parent.num_tokens
-        _hold("I4", node.start == start, f"{node!r}: its edge should start at {start}")
+        _hold("I4", node.start == start, "{!r}: its edge should start at {}", node, start)
     if node.parent is None:
-        _hold("I4", cache.tree.roots.get(node.namespace) is node, f"{node!r}: root of nothing")
-        _hold("I4", bool(node.children or node.lock_ref), f"{node!r}: an unused root is kept")
+        _hold("I4", cache.tree.roots.get(node.namespace) is node, "{!r}: root of nothing", node)
+        _hold("I4", bool(node.children or node.lock_ref), "{!r}: an unused root is kept", node)
 
 
 def _check_index(cache: RadixCache, nodes: list[Node]) -> None:
@@ -119,15 +122,15 @@ def _check_index(cache: RadixCache, nodes: list[Node]) -> None:
         for entry in index.entries():
             rank, _, node = entry
             account = cache.accounts.by_namespace.get(node.namespace)
-            _hold("I11", account is not None, f"{node!r} is in a namespace without account")
+            _hold("I11", account is not None, "{!r} is in a namespace without account", node)
             own = account.index if account else None
-            _hold("I5", expected.get(node.node_id) is node, f"{node!r} is indexed, not evictable")
-            _hold("I5", index is own, f"{node!r} is in the index of another namespace")
-            _hold("I5", node.entry is entry, f"{node!r} knows another entry than its own")
-            _hold("I5", rank == index.rank(node), f"{node!r}: stale rank")
+            _hold("I5", expected.get(node.node_id) is node, "{!r} is indexed, not evictable", node)
+            _hold("I5", index is own, "{!r} is in the index of another namespace", node)
+            _hold("I5", node.entry is entry, "{!r} knows another entry than its own", node)
+            _hold("I5", rank == index.rank(node), "{!r}: stale rank", node)
         ranks = [entry[:2] for entry in index.entries()]
         _hold("I5", ranks == sorted(ranks), "an index is out of order")
-    _hold("I5", total == len(expected), f"{total} leaves are indexed, {len(expected)} evictable")
+    _hold("I5", total == len(expected), "{} leaves are indexed, {} evictable", total, len(expected))
 
 
 def _check_leases(cache: RadixCache, nodes: list[Node]) -> None:
@@ -142,16 +145,18 @@ def _check_leases(cache: RadixCache, nodes: list[Node]) -> None:
         edge = b"".join(bytes(n.edge) for n in reversed(path))
         blocks = [b for n in reversed(path) for b in n.block_ids]
         committed = lease.num_committed
-        _hold("I7", len(edge) == committed * TOKEN_BYTES, f"{lease!r}: its path is another length")
-        _hold("I7", lease.tokens.startswith(edge), f"{lease!r}: its path has other tokens")
+        _hold("I7", len(edge) == committed * TOKEN_BYTES, "{!r}: its path is another length", lease)
+        _hold("I7", lease.tokens.startswith(edge), "{!r}: its path has other tokens", lease)
         shared = lease.block_table[: committed // block_size].tolist()
-        _hold("I7", shared == blocks, f"{lease!r}: its table names other blocks than its path")
+        _hold("I7", shared == blocks, "{!r}: its table names other blocks than its path", lease)
         _hold(
             "I4",
             len(lease.block_table) == -(-lease.num_tokens // block_size),
-            f"{lease!r}: {len(lease.block_table)} blocks",
+            "{!r}: {} blocks",
+            lease,
+            len(lease.block_table),
         )
-        _hold("I4", lease.namespace == lease.node.namespace, f"{lease!r}: foreign namespace")
+        _hold("I4", lease.namespace == lease.node.namespace, "{!r}: foreign namespace", lease)
 
 
 def _check_counts(cache: RadixCache, nodes: list[Node]) -> None:
@@ -160,9 +165,9 @@ def _check_counts(cache: RadixCache, nodes: list[Node]) -> None:
     evictable = sum(len(node.block_ids) for node in nodes if not node.lock_ref)
     inner = sum(1 for node in nodes if node.parent is not None)
     pins = cache.pins
-    _hold("I8", pins.num_pinned == pinned, f"{pins.num_pinned} pinned counted, {pinned} found")
-    _hold("I8", pins.num_evictable == evictable, f"{pins.num_evictable} ≠ {evictable} evictable")
-    _hold("I8", cache.tree.num_nodes == inner, f"{cache.tree.num_nodes} nodes ≠ {inner}")
+    _hold("I8", pins.num_pinned == pinned, "{} pinned counted, {} found", pins.num_pinned, pinned)
+    _hold("I8", pins.num_evictable == evictable, "{} ≠ {} evictable", pins.num_evictable, evictable)
+    _hold("I8", cache.tree.num_nodes == inner, "{} nodes ≠ {}", cache.tree.num_nodes, inner)
 
 
 def _check_accounts(cache: RadixCache, nodes: list[Node]) -> None:
@@ -171,7 +176,7 @@ def _check_accounts(cache: RadixCache, nodes: list[Node]) -> None:
     owned: dict[Namespace, set[int]] = {account.namespace: set() for account in cache.accounts}
     owners: list[Node | Lease | Hold] = [*nodes, *cache.leases.values()]
     for owner in (*owners, *cache.deadlines.holds.values()):
-        _hold("I11", owner.namespace in owned, f"{owner!r} is in a namespace without account")
+        _hold("I11", owner.namespace in owned, "{!r} is in a namespace without account", owner)
     nodes_of: dict[Namespace, list[Node]] = {namespace: [] for namespace in owned}
     for node in nodes:
         nodes_of[node.namespace].append(node)
@@ -188,8 +193,10 @@ def _check_accounts(cache: RadixCache, nodes: list[Node]) -> None:
             pinned,
             sum(len(n.block_ids) for n in mine) - pinned,
         )
-        _hold("I11", counted == found, f"{account.namespace}: {counted} counted, {found} found")
-        _hold("I11", bool(mine or account.quota), f"the account of {account.namespace} is kept")
+        _hold(
+            "I11", counted == found, "{}: {} counted, {} found", account.namespace, counted, found
+        )
+        _hold("I11", bool(mine or account.quota), "the account of {} is kept", account.namespace)
         is_apart = account.index is not cache.accounts.index
-        _hold("I11", is_apart == (account.quota is not None), f"{account.namespace}: wrong index")
+        _hold("I11", is_apart == (account.quota is not None), "{}: wrong index", account.namespace)
     cache.accounts.check()

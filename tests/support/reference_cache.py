@@ -2,9 +2,8 @@
 
 Owns: the right answers.  Does not know: nodes, edges, pins, indexes, refcounts, free lists, ids.
 Idea: the cache is a dict of whole-block prefixes, each with its block and the time of its last
-use.  A block is a fresh number that is never used again; it is free when no prefix and no lease
-names it.  Nothing is kept that could be wrong: pinned, evictable, leaf and shared are found anew
-at each question.
+use.  A block is a number that is never used again, free when no prefix and no lease names it.
+What could be wrong (pinned, evictable, leaf, shared) is found anew at each question.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from radixcache import CacheConfig, Lease, Namespace, Quota, RadixCache, unpack_tokens
+from radixcache import CacheConfig, Lease, Namespace, Quota, RadixCache, TreeView, unpack_tokens
 
 Prefix = tuple[Namespace, tuple[int, ...]]
 
@@ -33,10 +32,7 @@ COUNTED = (
 
 
 class NoRoom(Exception):
-    """The call must be refused with OutOfBlocks and these numbers."""
-
-    def __init__(self, needed: int, free: int, evictable: int) -> None:
-        super().__init__(needed, free, evictable)
+    """The call must be refused with OutOfBlocks; blocks needed, free and evictable."""
 
 
 class Disagreement(AssertionError):
@@ -350,9 +346,10 @@ class ReferenceCache:
 
     def compare(self, cache: RadixCache, pairs: list[tuple[Lease, ReferenceLease]]) -> None:
         """Raise Disagreement unless `cache`, and each lease with its counterpart, are as here."""
-        blocks, victims = _cached_blocks(cache)
+        view = cache.view()
+        blocks, victims = self._read(view)
         stats, spaces = structs.asdict(cache.stats()), cache.namespaces()
-        unknown = {"num_nodes": len(cache.view().nodes), "trims": stats["trims"]}
+        unknown = {"num_nodes": len(view.nodes), "trims": stats["trims"]}
         _agree("stats", stats, self.record() | unknown)
         known = {space for space in (*spaces, *self.counts_of) if self.has_something(space)}
         _agree("namespaces", spaces.keys(), known | self.quotas.keys())
@@ -365,33 +362,36 @@ class ReferenceCache:
         same = {(block, self.cached[prefix]) for prefix, block in blocks.items()}
         for lease, twin in pairs:
             _agree("tokens", unpack_tokens(lease.tokens), twin.tokens)
-            _agree("num_cached", lease.num_cached, twin.num_cached)
-            _agree("num_committed", lease.num_committed, twin.num_committed)
-            _agree("length of the block table", len(lease.block_table), len(twin.blocks))
+            counts = (lease.num_cached, lease.num_committed, len(lease.block_table))
+            _agree("counts", counts, (twin.num_cached, twin.num_committed, len(twin.blocks)))
             same.update(zip(lease.block_table, twin.blocks, strict=True))
         ids, names = {block for block, _ in same}, {name for _, name in same}
         _agree("who shares which block", (len(ids), len(names)), (len(same), len(same)))
+
+    def _read(self, view: TreeView) -> tuple[dict[Prefix, int], list[Prefix]]:
+        """The block behind each prefix in the tree, and the evictable leaves in order."""
+        paths: dict[int | None, list[int]] = {None: []}
+        blocks: dict[Prefix, int] = {}
+        victims: dict[int, Prefix] = {}
+        for node in view.nodes:
+            path = paths[node.node_id] = paths[node.parent] + unpack_tokens(node.tokens)
+            prefixes = self.prefixes(node.namespace, path, len(path))[-len(node.block_ids) :]
+            for prefix, block in zip(prefixes, node.block_ids, strict=True):
+                blocks[prefix] = block
+                if prefix in self.cached:
+                    _agree("worth of a prefix", node.priority, self.priority(prefix))
+            if node.evict_order is not None:
+                victims[node.evict_order] = prefixes[-1]
+        return blocks, [victims[place] for place in sorted(victims)]
+
+    def priority(self, prefix: Prefix) -> int:
+        """What a prefix is worth to an eviction policy that asks."""
+        return 0
 
 
 def _agree(what: str, got: object, expected: object) -> None:
     if got != expected:
         raise Disagreement(f"{what}: {got}, but the reference says {expected}")
-
-
-def _cached_blocks(cache: RadixCache) -> tuple[dict[Prefix, int], list[Prefix]]:
-    """The block behind each whole-block prefix in the tree, and the evictable leaves in order."""
-    size = cache.config.block_size
-    paths: dict[int | None, tuple[int, ...]] = {None: ()}
-    blocks: dict[Prefix, int] = {}
-    victims: dict[int, Prefix] = {}
-    for node in cache.view().nodes:
-        above = paths[node.parent]
-        path = paths[node.node_id] = above + tuple(unpack_tokens(node.tokens))
-        for i, block in enumerate(node.block_ids):
-            blocks[node.namespace, path[: len(above) + (i + 1) * size]] = block
-        if node.evict_order is not None:
-            victims[node.evict_order] = (node.namespace, path)
-    return blocks, [victims[place] for place in sorted(victims)]
 
 
 def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from radixcache import CacheConfig, Lease, Namespace, RadixCache, Retention, unpack_tokens
+from radixcache import CacheConfig, Namespace, Retention
 from tests.support.reference_cache import (
-    Disagreement,
     NoRoom,
     Prefix,
     ReferenceCache,
@@ -54,7 +53,7 @@ class KeepingReference(ReferenceCache):
             return 0, (self.used_at[prefix],)
         if self.policy != "priority":
             return 1, (super().rank(prefix),)
-        return 1, (self.worth.get(prefix, (0, 0))[0], self.used_at[prefix])
+        return 1, (self.priority(prefix), self.used_at[prefix])
 
     def has_something(self, namespace: Namespace) -> bool:
         """A hold is something too."""
@@ -167,17 +166,9 @@ class KeepingReference(ReferenceCache):
             else:
                 del self.worth[what], self.ends[what]
 
-    def compare(self, cache: RadixCache, pairs: list[tuple[Lease, ReferenceLease]]) -> None:
-        """As before; and each block of the tree is worth what its prefix is worth."""
-        super().compare(cache, pairs)
-        paths: dict[int | None, tuple[int, ...]] = {None: ()}
-        for node in cache.view().nodes:
-            above = paths[node.parent]
-            path = paths[node.node_id] = above + tuple(unpack_tokens(node.tokens))
-            for end in range(len(above) + self.config.block_size, len(path) + 1):
-                expected = self.worth.get((node.namespace, path[:end]), (0, 0))[0]
-                if (node.namespace, path[:end]) in self.cached and node.priority != expected:
-                    raise Disagreement(f"{path[:end]}: worth {node.priority}, not {expected}")
+    def priority(self, prefix: Prefix) -> int:
+        """What the retentions make of a prefix, as long as they last."""
+        return self.worth.get(prefix, (0, 0))[0]
 
     def _raise_worth(self, lease: ReferenceLease, prefixes: list[Prefix]) -> None:
         size = self.config.block_size
