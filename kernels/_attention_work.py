@@ -171,32 +171,39 @@ def extend_work(
 def decode_work(
     seq_lens: torch.Tensor,
     q_start: torch.Tensor,
+    prefixes: SharedPrefixes | None = None,
     *,
     num_tokens: int,
     max_seq_len: int,
     tiling: Tiling,
     scratch: Scratch,
 ) -> WorkPlan:
-    """List every tile of queries with each of its splits apart."""
+    """List every tile of queries with each of its splits apart.
+
+    prefixes  groups, the splits that one shares are listed once for all its queries
+    """
     step = _Step(seq_lens, q_start, num_tokens, tiling)
     num_splits = -(-max_seq_len // tiling.split)
-    items = _split_items(step, torch.zeros_like(seq_lens), num_splits)
-    return _plan(step, items, step.first(num_tokens), num_splits, scratch)
+    rows = step.first(num_tokens)
+    if prefixes is None or not prefixes.members.shape[0]:
+        items = _split_items(step, torch.zeros_like(seq_lens), num_splits)
+        return _plan(step, items, rows, num_splits, scratch)
+    common, members_rows, skipped = _common_items(step, prefixes, num_splits)
+    # first the groups' queries, then all rows of q in their order
+    own = _split_items(step, skipped, num_splits)
+    own[:, 3] += num_tokens
+    tokens = torch.cat([members_rows.clamp(0, max(num_tokens - 1, 0)), rows])
+    return _plan(step, torch.cat([common, own]), tokens, num_splits, scratch)
 
 
-def shared_work(
-    seq_lens: torch.Tensor,
-    q_start: torch.Tensor,
-    prefixes: SharedPrefixes,
-    *,
-    num_tokens: int,
-    max_seq_len: int,
-    tiling: Tiling,
-    scratch: Scratch,
-) -> WorkPlan:
-    """List the splits that a group shares for all its queries, and the others as for decode."""
-    step = _Step(seq_lens, q_start, num_tokens, tiling)
-    num_splits = -(-max_seq_len // tiling.split)
+def _common_items(
+    step: _Step, prefixes: SharedPrefixes, num_splits: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Items of the splits that groups share, the rows of q they name, and the splits done so.
+
+    returns  items, rows [T] group by group, number of shared splits of each sequence [S]
+    """
+    seq_lens, q_start, tiling = step.seq_lens, step.q_start, step.tiling
     members, starts, lens = prefixes.members, prefixes.starts, prefixes.lens
     group = _owner(starts[:-1], step.first(members.shape[0]))
     present = step.first(members.shape[0]) < starts[-1]
@@ -210,23 +217,18 @@ def shared_work(
     num_queries = q_start.diff()[members.clamp(0, seq_lens.shape[0] - 1)].where(present, 0)
     ends = num_queries.cumsum(0, dtype=torch.int32)
     before = torch.nn.functional.pad(ends, (1, 0))
-    entry = step.first(num_tokens)
+    entry = step.first(step.num_tokens)
     member = torch.searchsorted(ends, entry, right=True).clamp(max=members.shape[0] - 1)
     row = q_start[members[member].clamp(0, seq_lens.shape[0] - 1)] + entry - before[member]
 
     group_start = before[starts.clamp(max=members.shape[0])]
-    tiles = _Step(lens, group_start, num_tokens, tiling).tiles()
-    owner, first, count, _ = tiles
+    owner, first, count, _ = _Step(lens, group_start, step.num_tokens, tiling).tiles()
     split = step.first(num_splits)[:, None]
     count = count * (split < shared[owner])
     # members[starts[g]] stands for its group: its blocks are everyone's
     reader = members[starts[owner].clamp(max=members.shape[0] - 1)]
-    common = _items(reader, split, first, count, (split + 1) * tiling.split)
-    # first the group's queries, then all rows of q in their order
-    own = _split_items(step, skipped[:-1], num_splits)
-    own[:, 3] += num_tokens
-    tokens = torch.cat([row.clamp(0, max(num_tokens - 1, 0)), entry])
-    return _plan(step, torch.cat([common, own]), tokens, num_splits, scratch)
+    items = _items(reader, split, first, count, (split + 1) * tiling.split)
+    return items, row, skipped[:-1]
 
 
 def _split_items(step: _Step, skipped: torch.Tensor, num_splits: int) -> torch.Tensor:

@@ -13,17 +13,12 @@ the chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
 
-from kernels._attention_work import (
-    SharedPrefixes,
-    Tiling,
-    WorkPlan,
-    decode_work,
-    shared_work,
-)
+from kernels._attention_work import SharedPrefixes, Tiling, WorkPlan, decode_work
 from kernels._extend_plan import ExtendPlan
 from kernels.scratch import Scratch
 
@@ -40,6 +35,7 @@ class ChunkedPlan(ExtendPlan):
 def latent_work(
     seq_lens: torch.Tensor,
     q_start: torch.Tensor,
+    prefixes: SharedPrefixes | None = None,
     *,
     num_tokens: int,
     token_bytes: int,
@@ -49,52 +45,21 @@ def latent_work(
 ) -> ChunkedPlan:
     """List every tile of queries with each of its splits apart, `BUDGET` bytes at a time.
 
+    prefixes     what a group shares is listed once for all its queries; they are together, so a
+                 step with groups is not cut
     token_bytes  of the partial result of one row of q, all heads, and one split
     """
     num_splits = -(-max_seq_len // tiling.split)
     room = BUDGET // (num_splits * token_bytes) // tiling.tokens * tiling.tokens
     size = max(room, tiling.tokens)
-
-    def work(lens: torch.Tensor, starts: torch.Tensor, count: int) -> WorkPlan:
-        return decode_work(
-            lens,
-            starts,
-            num_tokens=count,
-            max_seq_len=max_seq_len,
-            tiling=tiling,
-            scratch=scratch,
-        )
-
-    if num_tokens <= size:
-        return ChunkedPlan(num_tokens, (work(seq_lens, q_start, num_tokens),))
+    work = partial(decode_work, max_seq_len=max_seq_len, tiling=tiling, scratch=scratch)
+    if num_tokens <= size or (prefixes is not None and prefixes.members.shape[0]):
+        return ChunkedPlan(num_tokens, (work(seq_lens, q_start, prefixes, num_tokens=num_tokens),))
     chunks = []
     for row in range(0, num_tokens, size):
         end = min(row + size, num_tokens)
         starts = q_start.clamp(row, end) - row
         # a sequence is as long as its last query in the chunk sees it
         lens = seq_lens - (q_start[1:] - end).clamp(min=0)
-        chunks.append(work(lens, starts, end - row))
+        chunks.append(work(lens, starts, num_tokens=end - row))
     return ChunkedPlan(num_tokens, tuple(chunks))
-
-
-def latent_shared_work(
-    seq_lens: torch.Tensor,
-    q_start: torch.Tensor,
-    prefixes: SharedPrefixes,
-    *,
-    num_tokens: int,
-    max_seq_len: int,
-    tiling: Tiling,
-    scratch: Scratch,
-) -> ChunkedPlan:
-    """List what a group shares for all its queries; they are together, so it is not cut."""
-    work = shared_work(
-        seq_lens,
-        q_start,
-        prefixes,
-        num_tokens=num_tokens,
-        max_seq_len=max_seq_len,
-        tiling=tiling,
-        scratch=scratch,
-    )
-    return ChunkedPlan(num_tokens, (work,))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from kernels._attention_call import Options, check_call, check_paged
-from kernels._attention_work import decode_work
+from kernels._attention_work import SharedPrefixes, decode_work
 from kernels._extend_plan import ExtendPlan
 from kernels.backend import choose_backend
 from kernels.extend_attention import attend, plan_on_cpu
@@ -64,6 +64,7 @@ def plan_decode(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     q_start: torch.Tensor,
+    prefixes: SharedPrefixes | None = None,
     *,
     num_heads: int,
     num_tokens: int,
@@ -74,6 +75,7 @@ def plan_decode(
 ) -> ExtendPlan:
     """Prepare a step once, for the `decode_attention` of each of its layers.
 
+    prefixes    None, but for `plan_shared_prefix`
     num_heads   query heads
     num_tokens  rows of q
     dtype       of q, where that is not the pools'
@@ -85,16 +87,17 @@ def plan_decode(
     scratch = scratch or Scratch(k_pool.device)
     chosen = choose_backend(k_pool.device, backend)
     if chosen != "triton":
-        return plan_on_cpu(k_pool, block_table, seq_lens, q_start, heads, scratch, chosen)
+        tables = (block_table, seq_lens, q_start)
+        return plan_on_cpu(k_pool, *tables, heads, scratch, chosen, prefixes)
     from kernels._attention_triton import tiling_of  # optional: not on every platform
 
-    tiling = tiling_of(k_pool.device, dtype or k_pool.dtype, heads, wide=False)
     return decode_work(
         seq_lens,
         q_start,
+        prefixes,
         num_tokens=num_tokens,
         max_seq_len=longest(k_pool, block_table, max_seq_len),
-        tiling=tiling,
+        tiling=tiling_of(k_pool.device, dtype or k_pool.dtype, heads, wide=False),
         scratch=scratch,
     )
 

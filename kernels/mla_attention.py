@@ -22,7 +22,7 @@ from kernels._attention_torch import run_options
 from kernels._attention_work import SharedPrefixes
 from kernels._extend_plan import ExtendPlan, TorchPlan, plan_torch
 from kernels._extend_torch import run_torch
-from kernels._mla_work import ChunkedPlan, latent_shared_work, latent_work
+from kernels._mla_work import ChunkedPlan, latent_work
 from kernels.backend import (
     FLOAT_DTYPES,
     QUANTISED_DTYPES,
@@ -167,23 +167,13 @@ def plan_mla(
     from kernels._mla_triton import latent_tiling_of  # optional: not on every platform
 
     tiling = latent_tiling_of(pool.device, dtype or pool.dtype, pool.dtype, num_heads)
-    max_seq_len = longest(pool, block_table, max_seq_len)
-    if prefixes is not None and prefixes.members.shape[0]:
-        return latent_shared_work(
-            seq_lens,
-            q_start,
-            prefixes,
-            num_tokens=num_tokens,
-            max_seq_len=max_seq_len,
-            tiling=tiling,
-            scratch=scratch,
-        )
     return latent_work(
         seq_lens,
         q_start,
+        prefixes,
         num_tokens=num_tokens,
         token_bytes=num_heads * (pool.shape[3] + 2) * 4,
-        max_seq_len=max_seq_len,
+        max_seq_len=longest(pool, block_table, max_seq_len),
         tiling=tiling,
         scratch=scratch,
     )

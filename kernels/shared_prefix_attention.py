@@ -17,13 +17,13 @@ from functools import partial
 
 import torch
 
-from kernels._attention_call import Options, check_call, check_paged
+from kernels._attention_call import Options, check_call
 from kernels._attention_native import TILE
-from kernels._attention_work import SPLIT, SharedPrefixes, shared_work
+from kernels._attention_work import SPLIT, SharedPrefixes
 from kernels._extend_plan import ExtendPlan
 from kernels.backend import check_dense, check_ids, choose_backend
-from kernels.decode_attention import longest, plan_decode
-from kernels.extend_attention import attend, plan_on_cpu
+from kernels.decode_attention import plan_decode
+from kernels.extend_attention import attend
 from kernels.scratch import Scratch
 
 
@@ -95,36 +95,18 @@ def plan_shared_prefix(
     It holds, and costs, what `plan_extend` says.
     """
     check_prefixes(prefixes, block_table)
-    chosen = choose_backend(k_pool.device, backend)
-    if chosen == "native":
-        heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
-        scratch = scratch or Scratch(k_pool.device)
-        tables = (block_table, seq_lens, q_start)
-        return plan_on_cpu(k_pool, *tables, heads, scratch, chosen, prefixes)
-    if not prefixes.members.shape[0] or chosen == "torch":
-        return plan_decode(
-            k_pool,
-            block_table,
-            seq_lens,
-            q_start,
-            num_heads=num_heads,
-            num_tokens=num_tokens,
-            max_seq_len=max_seq_len,
-            dtype=dtype,
-            backend=backend,
-            scratch=scratch,
-        )
-    from kernels._attention_triton import tiling_of  # optional: not on every platform
-
-    heads = check_paged(k_pool, block_table, seq_lens, q_start, num_heads)
-    return shared_work(
+    return plan_decode(
+        k_pool,
+        block_table,
         seq_lens,
         q_start,
         prefixes,
+        num_heads=num_heads,
         num_tokens=num_tokens,
-        max_seq_len=longest(k_pool, block_table, max_seq_len),
-        tiling=tiling_of(k_pool.device, dtype or k_pool.dtype, heads, wide=False),
-        scratch=scratch or Scratch(k_pool.device),
+        max_seq_len=max_seq_len,
+        dtype=dtype,
+        backend=backend,
+        scratch=scratch,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 import kernels
 from benchmarks.gpu.steps import HALF, Call, Shapes, Step, new_step
 from kernels._attention_call import Options, check_call
-from kernels._attention_work import Tiling, WorkPlan, decode_work, extend_work, shared_work
+from kernels._attention_work import Tiling, WorkPlan, decode_work, extend_work
 
 
 class Choice(NamedTuple):
@@ -132,7 +132,7 @@ def cascade_calls(
     device: torch.device, shapes: Shapes, batch: int, prefix: int, own: int, choice: Choice
 ) -> list[Call]:
     step = new_step(device, [1] * batch, [prefix + own] * batch, heads=shapes.heads, shared=prefix)
-    work = shared_work(
+    work = decode_work(
         step.seq_lens,
         step.q_start,
         kernels.SharedPrefixes.of([(list(range(batch)), prefix)], device),

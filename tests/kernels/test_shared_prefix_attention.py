@@ -16,7 +16,7 @@ from kernels import (
     plan_shared_prefix,
     shared_prefix_attention,
 )
-from kernels._attention_work import Tiling, extend_work, shared_work
+from kernels._attention_work import Tiling, decode_work, extend_work
 from kernels.scratch import Scratch
 from tests.support.paged_attention import Step, build_step, random_suffix
 
@@ -106,7 +106,7 @@ def test_a_common_prefix_is_on_the_list_once() -> None:
     seq_lens = torch.tensor([300, 200, 140], dtype=torch.int32)
     q_start = torch.tensor([0, 2, 3, 5], dtype=torch.int32)
     prefixes = SharedPrefixes.of([([2, 0], 130)])
-    work = shared_work(
+    work = decode_work(
         seq_lens,
         q_start,
         prefixes,
