@@ -26,8 +26,7 @@ from kernels import (
     plan_shared_prefix,
     shared_prefix_attention,
 )
-from tests.kernels.conftest import INTERPRETED
-from tests.kernels.test_triton_interpreter import child
+from tests.kernels.conftest import INTERPRETED, start_child
 from tests.support.paged_attention import Step, Suffix, build_step, dense_attention, random_suffix
 
 HEADS = (1 if INTERPRETED else 2, 3, 16)  # an interpreter runs key heads one by one
@@ -288,9 +287,10 @@ def test_wide_and_narrow_tiles_give_a_warp_the_same_rows_and_instructions(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("triton")
-    run = child("-m", "tests.kernels.tile_layouts", TRITON_CACHE_DIR=str(tmp_path))
-    assert run.returncode == 0, run.stdout + run.stderr
-    wide, narrow = (json.loads(line) for line in run.stdout.splitlines())
+    with start_child("tests.kernels.tile_layouts", TRITON_CACHE_DIR=str(tmp_path)) as run:
+        output, _ = run.communicate()
+    assert run.returncode == 0, output
+    wide, narrow = (json.loads(line) for line in output.splitlines())
     assert (wide["rows"], narrow["rows"]) == (128, 64)
     # warps share out the rows, 16 for each, and never the columns of a row
     assert wide["warps"] == [[8, 1]]

@@ -122,8 +122,8 @@ def test_latents_match_a_float64_reference_on_ragged_steps(backend: str) -> None
         pairs_of = [reference(one, dims[0]) for one in rows]
         expected = torch.cat([out for out, _ in pairs_of])
         with small_splits():
-            assert close(attended(step, backend, dims[0]), expected, TOLERANCE[dtype])
-            assert close(attended(step, backend, dims[0], lse=lse), expected, TOLERANCE[dtype])
+            for wish in ({"lse": lse}, {})[: 1 if INTERPRETED else 2]:  # Triton has one path
+                assert close(attended(step, backend, dims[0], **wish), expected, TOLERANCE[dtype])
         norms = torch.cat([norm for _, norm in pairs_of])
         assert close(lse, norms, 1e-5 if dtype == torch.float32 else 1e-3)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -24,12 +23,6 @@ ASKED = "What is the capital of France, and how many people live there?"
 @pytest.fixture
 def runtime() -> Runtime:
     return quick_runtime(max_ghosts=1000)
-
-
-@pytest.fixture
-def http(runtime: Runtime) -> Iterator[httpx.Client]:
-    with serving(runtime) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client
 
 
 def chat(*said: str, **fields: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -75,17 +75,6 @@ def beside(
         answer = fail()
         assert running.result() == alone
     return answer
-
-
-@pytest.fixture
-def runtime() -> Runtime:
-    return quick_runtime()
-
-
-@pytest.fixture
-def http(runtime: Runtime) -> Iterator[httpx.Client]:
-    with serving(runtime) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client
 
 
 # A client that is killed

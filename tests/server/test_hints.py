@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -21,12 +20,6 @@ ONE, TWO = [7] * 48, [8] * 48
 @pytest.fixture
 def runtime() -> Runtime:
     return quick_runtime(num_blocks=16)
-
-
-@pytest.fixture
-def http(runtime: Runtime) -> Iterator[httpx.Client]:
-    with serving(runtime) as url, httpx.Client(base_url=url, timeout=30) as http:
-        yield http
 
 
 def ask(http: httpx.Client, prompt: Any, num: int = 1, **options: Any) -> int:

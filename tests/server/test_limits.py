@@ -34,11 +34,6 @@ SOON = ServerConfig(
 
 
 @pytest.fixture
-def runtime() -> Runtime:
-    return quick_runtime()
-
-
-@pytest.fixture
 def url(runtime: Runtime) -> Iterator[str]:
     with serving(runtime, settings=SOON, send_buffer=4096) as url:
         yield url

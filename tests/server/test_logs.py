@@ -19,7 +19,7 @@ from runtime.request import Usage
 from runtime.server.journal import Journal, request_id_of
 from runtime.server.logs import LOGGERS, JsonLines, TextLines, log_request, set_up_logs
 from runtime.server.tenants import Tenant, Tenants
-from tests.support.served import HashExecutor, quick_runtime, serving, wait_until_idle
+from tests.support.served import HashExecutor, serving, wait_until_idle
 
 COMPLETIONS = "/v1/completions"
 KEY = "sk-not-to-be-logged"
@@ -42,11 +42,6 @@ def stream(restored: None) -> io.StringIO:
     stream = io.StringIO()
     set_up_logs("json", "info", stream=stream)
     return stream
-
-
-@pytest.fixture
-def runtime() -> Runtime:
-    return quick_runtime()
 
 
 @pytest.fixture

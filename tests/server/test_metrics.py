@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,11 @@ from runtime.loading import Runtime
 from runtime.metrics import NO_TENANT, OTHER_TENANTS, Distribution
 from runtime.server.config import ServerConfig
 from runtime.server.tenants import Tenant, Tenants
-from tests.support.served import NAME, HashExecutor, quick_runtime, serving, wait_until_idle
+from tests.support.served import NAME, HashExecutor, serving, wait_until_idle
 
 COMPLETIONS = "/v1/completions"
 PROMPT = {"prompt": list(range(100, 180)), "max_tokens": 5, "ignore_eos": True, "seed": 1}
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
-
-
-@pytest.fixture
-def runtime() -> Runtime:
-    return quick_runtime()
-
-
-@pytest.fixture
-def http(runtime: Runtime) -> Iterator[httpx.Client]:
-    with serving(runtime) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client
 
 
 def values(http: httpx.Client, **headers: str) -> dict[str, float]:

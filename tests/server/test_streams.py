@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,21 +14,10 @@ import pytest
 from runtime.async_engine import AsyncEngine
 from runtime.loading import Runtime
 from runtime.request import Request, SamplingParams
-from tests.support.served import HashExecutor, quick_runtime, serving, wait_until_idle
+from tests.support.served import HashExecutor, serving, wait_until_idle
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6, "seed": 1}
-
-
-@pytest.fixture
-def runtime() -> Runtime:
-    return quick_runtime()
-
-
-@pytest.fixture
-def http(runtime: Runtime) -> Iterator[httpx.Client]:
-    with serving(runtime) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:

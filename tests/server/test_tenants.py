@@ -23,7 +23,7 @@ from runtime.server.context import Caller
 from runtime.server.errors import Unauthorized
 from runtime.server.generation import Ask
 from runtime.server.tenants import Share, Tenant, Tenants, key_of, load_tenants
-from tests.support.served import NAME, quick_runtime, serving
+from tests.support.served import NAME, serving
 
 SECRET = b"0123456789abcdef"
 FILE = """
@@ -59,11 +59,6 @@ ACME, GLOBEX, OPS = (
     {"Authorization": f"Bearer {key}"} for key in ("sk-acme-1234", "sk-globex-12", "sk-ops-12345")
 )
 PROMPT = {"prompt": list(range(100, 180)), "max_tokens": 4, "seed": 1}
-
-
-@pytest.fixture
-def runtime() -> Runtime:
-    return quick_runtime()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,21 +12,10 @@ import pytest
 
 from runtime.loading import Runtime
 from runtime.tree.records import NodeAnswer, Sample
-from tests.support.served import HashExecutor, quick_runtime, serving
+from tests.support.served import HashExecutor
 from tests.support.tree_reader import Watcher, events_of, snapshot
 
 FIRST = list(range(1000, 1080))
-
-
-@pytest.fixture
-def runtime() -> Runtime:
-    return quick_runtime()
-
-
-@pytest.fixture
-def http(runtime: Runtime) -> Iterator[httpx.Client]:
-    with serving(runtime) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client
 
 
 def complete(http: httpx.Client, prompt: list[int] = FIRST, **fields: Any) -> None:

@@ -13,7 +13,7 @@ from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
 from runtime.server.tenants import Share, Tenant, Tenants
 from runtime.server.tree_feed import MAX_OWN_READERS
-from tests.support.served import quick_runtime, serving
+from tests.support.served import serving
 from tests.support.tree_reader import Watcher, events_of, snapshot
 
 KEYS = {name: {"Authorization": f"Bearer sk-{name}-12345"} for name in ("acme", "globex", "ops")}
@@ -32,11 +32,6 @@ def tenants(**shares: Share) -> Tenants:
         },
         secret=b"0123456789abcdef",
     )
-
-
-@pytest.fixture
-def runtime() -> Runtime:
-    return quick_runtime()
 
 
 @contextmanager
