@@ -9,10 +9,10 @@ was computed for earlier turns, and for the system prompt of all users, is not c
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from subprocess import PIPE, Popen
 
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam as Message
@@ -62,9 +62,8 @@ class ChatBackend:
 @contextmanager
 def own_server(model: str) -> Iterator[str]:
     """Start a server on a free port; yield its URL; stop it at the end."""
-    command = [sys.executable, "-m", "runtime.cli.main", "serve", "--model", model]
-    command += ["--port", "0", "--json", "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+    serve = ["-m", "runtime.cli.entry", "serve", "--port=0", "--json", "--log-level=warning"]
+    with Popen([sys.executable, *serve, "--model", model], stdout=PIPE) as server:
         try:
             told = json.loads(server.stdout.readline() if server.stdout else "{}")
             if "url" not in told:

@@ -32,3 +32,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return command_line.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

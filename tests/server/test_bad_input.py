@@ -297,7 +297,7 @@ def test_a_body_of_a_million_empty_parts_is_refused_before_they_are_built(
     for count, status in ((MAX_CONTAINERS // 4, 200), (900_000, 400)):
         parts = b",".join([part] * count)
         body = b'{"prompt": "[[[{{{", "max_tokens": 1, "metadata": [' + parts + b"]}"
-        answer = http.post("/v1/completions", content=body)
+        answer = http.post("/v1/completions", content=body, headers=JSON)
         assert answer.status_code == status, answer.text
     assert "arrays and objects" in answer.json()["error"]["message"]
 
@@ -305,15 +305,17 @@ def test_a_body_of_a_million_empty_parts_is_refused_before_they_are_built(
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "gzip, identity", "x" * 1000])
 def test_a_compressed_body_is_refused_by_what_it_is(http: httpx.Client, coding: str) -> None:
     body = b'{"prompt": "x", "max_tokens": 1}'
-    answer = http.post("/v1/completions", content=body, headers={"content-encoding": coding})
+    coded = JSON | {"content-encoding": coding}
+    answer = http.post("/v1/completions", content=body, headers=coded)
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
-    plain = http.post("/v1/completions", content=body, headers={"content-encoding": "Identity"})
+    coded["content-encoding"] = "Identity"
+    plain = http.post("/v1/completions", content=body, headers=coded)
     assert plain.status_code == 200
 
 
 def test_more_ids_than_can_be_detokenized_at_once_are_refused(http: httpx.Client) -> None:
     for count, status in ((MAX_DETOKENIZED, 200), (MAX_DETOKENIZED + 1, 400)):
         body = b'{"tokens": [' + b",".join([b"9"] * count) + b"]}"
-        answer = http.post("/detokenize", content=body)
+        answer = http.post("/detokenize", content=body, headers=JSON)
         assert answer.status_code == status, answer.text[:200]
     assert answer.json()["error"]["param"] == "tokens"
