@@ -103,6 +103,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="append a line of block hashes for each request, to replay with radixcache simulate",
     )
     _add_kv_events_flags(flag)
+    _add_log_flags(flag)
+
+
+def _add_log_flags(flag: Callable[..., object]) -> None:
     flag(
         "--log-level",
         default="info",
