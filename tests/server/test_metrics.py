@@ -19,7 +19,7 @@ from runtime.loading import Runtime
 from runtime.metrics import NO_TENANT, OTHER_TENANTS, Distribution
 from runtime.server.config import ServerConfig
 from runtime.server.tenants import Tenant, Tenants
-from tests.support.served import NAME, HashExecutor, serving, wait_until_idle
+from tests.support.served import NAME, HashExecutor, quick_runtime, serving, wait_until_idle
 
 COMPLETIONS = "/v1/completions"
 PROMPT = {"prompt": list(range(100, 180)), "max_tokens": 5, "ignore_eos": True, "seed": 1}

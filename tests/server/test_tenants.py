@@ -23,7 +23,7 @@ from runtime.server.context import Caller
 from runtime.server.errors import Unauthorized
 from runtime.server.generation import Ask
 from runtime.server.tenants import Share, Tenant, Tenants, key_of, load_tenants
-from tests.support.served import NAME, serving
+from tests.support.served import NAME, quick_runtime, serving
 
 SECRET = b"0123456789abcdef"
 FILE = """
