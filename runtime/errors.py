@@ -20,7 +20,8 @@ the server and the command line translate.
     ├── NoAnswer              the world: a server can't be reached, or broke down
     ├── ServerBusy            too many requests wait: come back later
     └── EngineFailure         our bug, or the device's: the engine could not run a step
-        └── CopiesFailed         blocks were not copied: the step can't be computed again
+        ├── CopiesFailed         blocks were not copied: the step can't be computed again
+        └── BrokenLogits         the model computed what is no number
 """
 
 
@@ -110,6 +111,10 @@ class ServerBusy(RuntimeFault):
 
 class EngineFailure(RuntimeFault):
     """A step of the engine failed; the requests that it failed for are ended, the others go on."""
+
+
+class BrokenLogits(EngineFailure):
+    """Logits that a token was to be chosen from are infinite or no numbers."""
 
 
 class CopiesFailed(EngineFailure):

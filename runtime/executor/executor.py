@@ -10,7 +10,7 @@ import torch
 from radixcache.lease import BlockCopy
 from runtime.decoding.logprobs import drawn_logprobs, token_logprobs
 from runtime.decoding.sampler import choose_tokens
-from runtime.errors import CopiesFailed
+from runtime.errors import BrokenLogits, CopiesFailed
 from runtime.executor.batch import build_batch
 from runtime.kv.store import KVStore
 from runtime.models.batch import Batch
@@ -31,8 +31,8 @@ class ModelExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out the copies, then compute every slice in one batch and choose tokens.
 
-        Raises CopiesFailed, or whatever a kernel raises; slices may then be computed again, alone
-        and without the copies.
+        Raises CopiesFailed, BrokenLogits, or whatever a kernel raises; slices may then be computed
+        again, alone and without the copies.
         """
         with torch.inference_mode():
             self._copy(plan.copies)
@@ -48,6 +48,7 @@ class ModelExecutor:
             if batch.draws:
                 logits = self._drawn_from(hidden, batch)
                 tokens = choose_tokens(logits, batch.draws)
+                _check_chosen(logits, tokens)
                 logprobs = drawn_logprobs(logits, tokens, batch.draws)
             targets = self._target_logprobs(hidden, batch)
         return StepResult(
@@ -79,3 +80,13 @@ class ModelExecutor:
             logits = self.model.logits(hidden[batch.target_rows[part]])
             found += token_logprobs(logits, batch.target_ids[part], batch.target_tops[part])
         return found
+
+
+def _check_chosen(logits: torch.Tensor, tokens: list[int]) -> None:
+    """Raise BrokenLogits where a token was chosen by what is no number; a row of them always is."""
+    ids = torch.tensor(tokens, device=logits.device)[:, None]
+    if not logits.gather(1, ids).isfinite().all():
+        raise BrokenLogits(
+            "the model computed logits that are no numbers: check its weights, or choose another "
+            "dtype"
+        )
