@@ -368,10 +368,9 @@ class WatchedEngine:
         self, sequence: Branch, start: int, logits: torch.Tensor, kv: torch.Tensor
     ) -> None:
         """Compare the rows that a step has just computed."""
-        assert sequence.lease is not None
         end = start + len(logits)
-        try:
-            record = self.alone.record(bytes(sequence.lease.tokens[: end * TOKEN_BYTES]))
+        try:  # not by the lease, which lacks the newest tokens of one that stands in a row
+            record = self.alone.record(sequence.all_tokens()[: end * TOKEN_BYTES])
         except Visible as error:
             self.executor.odd.append(str(error))
             return
