@@ -210,7 +210,7 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
                 raise InvalidRequest(f"`{name}` is {limit}: at least 1", param=name)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("`top_logprobs` goes with `logprobs`", param="top_logprobs")
-        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+        if self.demands_calls and not self.tools:
             raise InvalidRequest("`tool_choice` goes with `tools`", param="tool_choice")
 
     def sampling(self) -> SamplingParams:
@@ -233,6 +233,11 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def demands_calls(self) -> bool:
+        """True where the output is nothing but calls of tools."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
     def named_tool(self) -> str | None:
         """The one function that is to be called."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, ToolChoice) else None
@@ -251,7 +256,7 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
         Raises InvalidRequest where both are asked for.
         """
         demanded = self.grammar()
-        if self.tool_choice in (None, "none", "auto"):
+        if not self.demands_calls:
             return demanded
         if demanded is not None:
             raise InvalidRequest(

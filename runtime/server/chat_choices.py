@@ -24,9 +24,13 @@ from runtime.server.answers import (
 )
 from runtime.server.generation import News
 from runtime.server.logprobs import chat_logprobs
+from runtime.tokenizer.demanded_calls import CallArguments, CallBegin, DemandedCalls
 from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
 from runtime.tokenizer.tool_format import ToolFormat
+
+Part = str | CallBegin | CallArguments
+"""What the text of a reply is cut into."""
 
 
 class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +41,7 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
     with_ids     whether token ids are told
     calls        how the model writes calls of tools, which are told as such; None: not at all
     max_calls    so many are told; None: all
+    demands      whether a grammar lets it write nothing but calls
     is_named     whether the one function to call was named: such a choice ends with "stop"
     """
 
@@ -45,6 +50,7 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
     with_ids: bool = False
     calls: ToolFormat | None = None
     max_calls: int | None = None
+    demands: bool = False
     is_named: bool = False
 
 
@@ -53,11 +59,12 @@ class _Branch:
 
     def __init__(self, form: ChatForm) -> None:
         self.parser = None
-        if form.calls is not None:
+        self.demanded = DemandedCalls() if form.demands else None
+        if form.calls is not None and not form.demands:
             self.parser = ToolCallParser(form.calls, max_calls=form.max_calls)
         self.num_calls = 0
         self.texts: list[str] = []
-        self.calls: list[ToolCall] = []
+        self.calls: list[tuple[CallBegin, list[str]]] = []  # arguments in pieces
         self.ids: list[int] = []
         self.logprobs: list[ChatLogprob] = []
         self.finish_reason = ""
@@ -85,11 +92,8 @@ class ChatChoices:
         """
         place, output, form = news.place, news.output, self._form
         branch = self._branches[place]
-        deltas = [
-            delta
-            for part in self._parts(branch, output.text, output.finish_reason is not None)
-            for delta in _deltas(branch, part)
-        ]
+        parts = self._parts(branch, output.text, output.finish_reason is not None)
+        deltas = [_delta(branch, part) for part in parts]
         logprobs = self._logprobs(news)
         if not deltas:
             if not (output.finish_reason or logprobs or (form.with_ids and output.token_ids)):
@@ -112,11 +116,14 @@ class ChatChoices:
         """Take a piece of news for the whole answer."""
         output, branch = news.output, self._branches[news.place]
         for part in self._parts(branch, output.text, output.finish_reason is not None):
-            if isinstance(part, str):
-                branch.texts.append(part)
-            else:
-                branch.num_calls += 1
-                branch.calls.append(part)
+            match part:
+                case str():
+                    branch.texts.append(part)
+                case CallBegin():
+                    branch.num_calls += 1
+                    branch.calls.append((part, []))
+                case CallArguments():
+                    branch.calls[-1][1].append(part.text)
         branch.ids += output.token_ids
         logprobs = self._logprobs(news)
         if logprobs is not None:
@@ -130,7 +137,10 @@ class ChatChoices:
 
     def _put_together(self, place: int, branch: _Branch) -> ChatChoice:
         text = "".join(branch.texts)
-        calls = [CalledTool(c.id, CalledFunction(c.name, c.arguments)) for c in branch.calls]
+        calls = [
+            CalledTool(call.id, CalledFunction(call.name, "".join(arguments)))
+            for call, arguments in branch.calls
+        ]
         return ChatChoice(
             index=place,
             message=ChatMessage(
@@ -141,12 +151,21 @@ class ChatChoices:
             token_ids=branch.ids if self._form.with_ids else msgspec.UNSET,
         )
 
-    def _parts(self, branch: _Branch, text: str, is_last: bool) -> Sequence[str | ToolCall]:
+    def _parts(self, branch: _Branch, text: str, is_last: bool) -> Sequence[Part]:
         """Cut text at the calls within it."""
+        if branch.demanded is not None:
+            return branch.demanded.push(text)
         if branch.parser is None:
             return (text,) if text else ()
-        parts = branch.parser.push(text) if text else []
-        return [*parts, *branch.parser.flush()] if is_last else parts
+        pieces = branch.parser.push(text) if text else []
+        pieces += branch.parser.flush() if is_last else []
+        parts: list[Part] = []
+        for piece in pieces:
+            if isinstance(piece, ToolCall):
+                parts += [CallBegin(piece.id, piece.name), CallArguments(piece.arguments)]
+            else:
+                parts.append(piece)
+        return parts
 
     def _logprobs(self, news: News) -> ChatLogprobs | None:
         output, num_top = news.output, self._form.num_top
@@ -155,19 +174,21 @@ class ChatChoices:
         return chat_logprobs(self._tokenizer, output.token_ids, output.logprobs, num_top)
 
     def _reason(self, branch: _Branch, reason: str | None) -> str | None:
-        if reason == "stop" and branch.num_calls and not self._form.is_named:
+        is_whole = branch.demanded is None or branch.demanded.is_whole
+        if reason == "stop" and branch.num_calls and is_whole and not self._form.is_named:
             return "tool_calls"
         return reason
 
 
-def _deltas(branch: _Branch, part: str | ToolCall) -> list[ChatDelta]:
-    if isinstance(part, str):
-        return [ChatDelta(content=part)]
-    index = branch.num_calls
-    branch.num_calls += 1
-    begin = FunctionDelta(name=part.name, arguments="")
-    rest = FunctionDelta(arguments=part.arguments)
-    return [
-        ChatDelta(tool_calls=[ToolDelta(index=index, id=part.id, type="function", function=begin)]),
-        ChatDelta(tool_calls=[ToolDelta(index=index, function=rest)]),
-    ]
+def _delta(branch: _Branch, part: Part) -> ChatDelta:
+    match part:
+        case str():
+            return ChatDelta(content=part)
+        case CallBegin(id=name, name=function):
+            branch.num_calls += 1
+            begin = FunctionDelta(name=function, arguments="")
+            call = ToolDelta(index=branch.num_calls - 1, id=name, type="function", function=begin)
+        case CallArguments(text=text):
+            rest = FunctionDelta(arguments=text)
+            call = ToolDelta(index=branch.num_calls - 1, function=rest)
+    return ChatDelta(tool_calls=[call])

@@ -83,6 +83,7 @@ class Completions:
             with_ids=body.return_token_ids,
             calls=self._tool_format if body.reads_calls else None,
             max_calls=1 if body.parallel_tool_calls is False else None,
+            demands=body.demands_calls,
             is_named=body.named_tool is not None,
         )
         ask = await self._ask("chatcmpl", body, [ids], sampling, caller, grammar)

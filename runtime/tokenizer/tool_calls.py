@@ -105,6 +105,12 @@ def tools_grammar(
         head = f'{{"name": {quoted(function["name"])}, "{key}": '
         bodies.append(f'{quoted(head)} schema_{number} "}}"')
         schema = {"type": "object"} | (function.get("parameters") or {})
+        if schema["type"] != "object":
+            raise InvalidRequest(
+                f"the parameters of {function['name']!r} are to be of type object, with a property "
+                "for each argument",
+                param="tools",
+            )
         schemas.append(json.dumps(schema))
     num = (format.max_calls or MAX_PARALLEL_CALLS) if parallel else 1
     match format.name:

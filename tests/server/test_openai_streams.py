@@ -189,6 +189,30 @@ def test_streamed_calls_put_together_are_the_calls_of_the_whole_answer(
     assert without_ids(put_together(chunks(http, CHAT, body))) == without_ids(whole["choices"])
 
 
+def test_a_demanded_call_comes_as_it_is_written_and_is_cut_where_the_limit_is(
+    http: httpx.Client,
+) -> None:
+    long = {"type": "string", "minLength": 200, "maxLength": 300}
+    parameters = {"type": "object", "properties": {"a": long}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "note", "parameters": parameters}}
+    body = {
+        "messages": [{"role": "user", "content": "Note it."}],
+        "tools": [tool],
+        "tool_choice": "required",
+        "max_tokens": 40,
+        "seed": 3,
+    }
+    whole = post(http, CHAT, body)["choices"]
+    assert whole[0]["finish_reason"] == "length"
+    assert whole[0]["message"]["content"] is None
+    (call,) = whole[0]["message"]["tool_calls"]
+    assert call["function"]["arguments"].startswith("{")
+    pieces = chunks(http, CHAT, body)
+    deltas = [c["delta"] for piece in pieces for c in piece["choices"]]
+    assert sum("tool_calls" in delta for delta in deltas) > 10
+    assert without_ids(put_together(pieces)) == without_ids(whole)
+
+
 def test_usage_stands_in_every_chunk_where_it_is_asked_for(http: httpx.Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 3, "stream_options": options}
