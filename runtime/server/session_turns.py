@@ -93,8 +93,8 @@ class TurnNews(AsyncGenerator[News, None]):
         self._news.close()
         if not self._has_ended:
             self._has_ended = True
-            book, turn = self._book, self._turn
-            self._served.engine.post(lambda engine: book.cancel(turn))
+            book, turn, ids = self._book, self._turn, pack_tokens(self._ids)
+            self._served.engine.post(lambda engine: book.cancel(turn, ids))
 
     def __del__(self) -> None:
         if not getattr(self, "_has_ended", True):

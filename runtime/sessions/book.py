@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from radixcache.lease import PrefixKey
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
-from radixcache.tokens import common_prefix_len, num_tokens
+from radixcache.tokens import num_tokens
 from runtime.accepting import check_tokens
 from runtime.engine import Engine
 from runtime.errors import (
@@ -56,6 +56,7 @@ class SessionBook:
         self._clock = clock
         self._new_id = new_id
         self._sessions: dict[str, Session] = {}
+        self._closed_in_turn: dict[int, Session] = {}  # by the turn that they are in still
         self._num_owned: Counter[str] = Counter()
         self._next_expiry = math.inf  # no session ends before
         self._num_uses = 0
@@ -174,7 +175,7 @@ class SessionBook:
 
         Nothing happens where the session was closed meanwhile.
         """
-        session = self._end(turn)
+        session = self._end(turn, generated)
         if session is None:
             return
         if generated:
@@ -184,11 +185,16 @@ class SessionBook:
         self._holds.keep(session, self.limits.idle_s)
         self._touch(session)
 
-    def cancel(self, turn: Turn) -> None:
-        """End a turn that gave nothing: the session is as before.  Nothing if it has ended."""
-        session = self._end(turn)
+    def cancel(self, turn: Turn, generated: bytes = b"") -> None:
+        """End a turn that gave nothing: the session is as before.  Nothing if it has ended.
+
+        generated  packed ids that came of it all the same; nobody goes on from them
+        """
+        session = self._end(turn, generated)
         if session is not None:
             self._use(session)
+            if generated:
+                self._holds.abandon(session, generated)
 
     def hold(self, session_id: str, seconds: float, *, owner: str = "") -> SessionState:
         """Hold what is cached of a session for so long, such as while a tool runs.
@@ -244,7 +250,10 @@ class SessionBook:
         """
         session = self._find(session_id, owner)
         self._drop(session)
-        self._abandon(session)
+        if session.turn is None:
+            self._holds.abandon(session)
+        else:  # the blocks of its requests can't be abandoned before those end
+            self._closed_in_turn[session.turn.number] = session
         return session.turn
 
     def close_all(self) -> None:
@@ -323,8 +332,11 @@ class SessionBook:
             )
         return session
 
-    def _end(self, turn: Turn) -> Session | None:
+    def _end(self, turn: Turn, generated: bytes) -> Session | None:
         """Take a turn from its session; None where it is not there any more."""
+        closed = self._closed_in_turn.pop(turn.number, None)
+        if closed is not None:
+            self._holds.abandon(closed, generated)
         session = self._sessions.get(turn.session.session_id)
         if session is None or session.turn is None or session.turn.number != turn.number:
             return None
@@ -362,19 +374,6 @@ class SessionBook:
         del self._sessions[session.session_id]
         self._num_owned[session.owner] -= 1
         self._num_owned += Counter()  # forgets whoever owns none
-
-    def _abandon(self, session: Session) -> None:
-        """Tell the cache that nobody comes back to what only this session has gone through."""
-        if session.shared_len is None:
-            return
-        shared = [session.shared_len]
-        shared += [
-            common_prefix_len(session.tokens, 0, other.tokens, num_tokens(other.tokens))
-            for other in self._sessions.values()
-            if other.family == session.family
-        ]
-        key = PrefixKey(session.namespace, session.tokens)
-        self._cache.abandon(key, start=max(shared))
 
     def _state(self, session: Session) -> SessionState:
         self._cache.expire()

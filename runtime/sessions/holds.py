@@ -1,7 +1,7 @@
-"""What sessions hold of the cache, and how much that may be.
+"""What sessions hold of the cache and how much that may be, and what they let go first.
 
-Owns: each session's hold, when it ends, and the share of the pool that all may hold together.  Does
-not know: turns, owners, or when a session itself ends.
+Owns: each session's hold, when it ends, the share of the pool that all may hold together, and what
+nobody comes back to.  Does not know: turns, owners, or when a session itself ends.
 Idea: a hold is replaced, never changed: the new one is taken before the old one is given back, so
 that nothing is evicted in between.
 """
@@ -17,7 +17,7 @@ from radixcache.deadlines import Hold
 from radixcache.lease import PrefixKey
 from radixcache.namespace import Namespace
 from radixcache.node import Node
-from radixcache.tokens import TOKEN_BYTES
+from radixcache.tokens import TOKEN_BYTES, common_prefix_len, num_tokens
 from runtime.sessions.conversation import Conversation
 from runtime.sessions.records import Turn
 
@@ -146,6 +146,22 @@ class SessionHolds:
         if holding:
             self.let_go(min(holding, key=lambda s: (bool(s.turn), s.last_used)))
         return bool(holding)
+
+    def abandon(self, session: Session, generated: bytes = b"") -> None:
+        """Tell the cache that nobody comes back to what only this session has gone through.
+
+        generated  what came behind its tokens of a turn that it does not take over; of a session
+                   that is open nothing else is abandoned
+        """
+        if session.shared_len is None:
+            return
+        tokens, shared = session.tokens + generated, [session.shared_len]
+        shared += [
+            common_prefix_len(tokens, 0, other.tokens, num_tokens(other.tokens))
+            for other in self._sessions()
+            if other.family == session.family
+        ]
+        self._cache.abandon(PrefixKey(session.namespace, tokens), start=max(shared))
 
     def follow_epoch(self, session: Session) -> None:
         """Take a session to the present epoch of its namespace: only its tokens come along."""

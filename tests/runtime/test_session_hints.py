@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from radixcache import PrefixKey
-from radixcache.tokens import unpack_tokens
+from radixcache.tokens import pack_tokens, unpack_tokens
 from tests.support.session_bench import PREFIX, SessionBench
 
 
@@ -76,3 +78,45 @@ def test_a_session_that_expires_says_nothing_of_whether_anybody_comes_back() -> 
     bench.book.expire()
     assert len(bench.book) == 0
     assert evicted_first(bench) == [8] * 6
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_came_of_a_turn_that_was_left_goes_first(closes: bool) -> None:
+    bench = SessionBench()
+    bench.ask([8] * 6)
+    session = bench.create()
+    turn = bench.begin(session, 20)
+    for _ in range(9):
+        bench.engine.step()
+    came = bench.engine.output(turn.name)
+    assert len(came) >= 8
+    if closes:
+        assert bench.book.close(session) is not None
+    bench.engine.abort(turn.name)
+    bench.book.cancel(turn, pack_tokens(came))
+    bench.book.check()
+    left = [*PREFIX, *came]
+    published = bench.engine.cache.match_len(PrefixKey.of(left))
+    assert evicted_first(bench) == left[:published]
+    bench.engine.cache.evict((published - len(PREFIX)) // 2)
+    assert bench.engine.cache.match_len(PrefixKey.of(left)) == len(PREFIX)
+    assert evicted_first(bench) == (PREFIX if closes else [8] * 6)
+    bench.check_idle()
+
+
+def test_what_a_twin_goes_on_from_is_not_abandoned_with_a_turn_that_was_left() -> None:
+    bench = SessionBench()
+    session = bench.create()
+    twin = bench.book.fork(session).session_id
+    bench.generate(twin, 4)  # the same tokens: nothing is drawn by chance
+    bench.book.hold(twin, 0)
+    turn = bench.begin(session, 20)
+    while len(bench.engine.output(turn.name)) < 4:
+        bench.engine.step()
+    came = bench.engine.output(turn.name)
+    bench.engine.abort(turn.name)
+    bench.book.cancel(turn, pack_tokens(came))
+    assert [*PREFIX, *came] == bench.tokens(twin)
+    nodes = bench.engine.cache.tree.walk()
+    assert not any(node.is_abandoned for node in nodes)
+    bench.check_idle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -11,8 +12,8 @@ import pytest
 from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
 from runtime.server.tenants import Tenant, Tenants
-from tests.support.served import quick_runtime, serving
-from tests.support.session_client import FOUR, USER, SessionClient
+from tests.support.served import quick_runtime, serving, wait_until_idle
+from tests.support.session_client import FOUR, USER, SessionClient, begin, slow
 
 ONE, TWO = [7] * 48, [8] * 48
 
@@ -146,3 +147,21 @@ def test_a_sessions_answer_tells_why_its_branch_missed(http: httpx.Client) -> No
         assert answer.headers["x-radixcache-explain"].startswith("cause=")
         chunks = [line for line in answer.iter_lines() if line.startswith("data: {")]
     assert json.loads(chunks[-1].removeprefix("data: "))["radixcache"]["explanations"]
+
+
+def test_a_session_that_is_closed_while_it_generates_is_abandoned_whole(
+    http: httpx.Client, runtime: Runtime
+) -> None:
+    ask(http, ONE)
+    session = SessionClient.open(http, prompt=TWO)
+    slow(runtime, 0.01)
+    thread, _ = begin(session, stream=True)
+    while session.state()["cached_tokens"] < 48:
+        time.sleep(0.005)
+    session.close()
+    thread.join()
+    wait_until_idle(runtime)
+    slow(runtime, 0.0)
+    ask(http, [9] * 190)
+    assert ask(http, ONE) == 47
+    assert ask(http, TWO) < 48
