@@ -41,6 +41,7 @@ from runtime.server.logs import set_up_logs
 from runtime.server.tenants import Tenants
 
 _log = logging.getLogger("radixcache")
+_QUEUE_LEN = 2048  # connections that the system keeps until they are taken in
 
 if TYPE_CHECKING:
     from runtime.kv_events import KVEventPublisher
@@ -125,6 +126,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and listen to SIGHUP where there are keys."""
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_QUEUE_LEN)  # uvicorn's is as long as what it takes in at once
         if self._follow_keys is not None:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)

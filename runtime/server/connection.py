@@ -10,7 +10,9 @@ come, and how much of one is read that was answered already, as each piece costs
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import logging
+import resource
+from typing import Any, NamedTuple
 
 import h11
 import uvicorn
@@ -22,12 +24,72 @@ from runtime.server.config import ServerConfig
 MAX_PIECES = 16384
 """Chunks in which a body may come; each takes about 10 µs, however few bytes it has."""
 
+BURST = 128
+"""Connections that asyncio takes in at once; some six times as many are open before the first that
+is too many is closed again."""
+
+SPARE_FILES = 64
+"""Files kept for all but connections: the model, logs, sockets of events."""
+
+_log = logging.getLogger("radixcache")
+
+
+class ConnectionRoom(NamedTuple):
+    """How many connections the system lets a process have.
+
+    num_files  that it must be allowed to open for them
+    num_open   connections open at once; beyond, they are closed unanswered
+    burst      connections taken in at once
+    """
+
+    num_files: int
+    num_open: int
+    burst: int
+
+
+def connection_room(max_connections: int, *, max_files: int) -> ConnectionRoom:
+    """Return the room for twice the connections that are served, or as much as files allow.
+
+    A process without files to open takes nobody in, and tries and logs that without end.
+
+    >>> connection_room(1000, max_files=1 << 20)
+    ConnectionRoom(num_files=2832, num_open=2000, burst=128)
+    >>> connection_room(1000, max_files=1024)
+    ConnectionRoom(num_files=1024, num_open=576, burst=64)
+    """
+    burst = min(BURST, max_files // 16)
+    spare = 6 * burst + SPARE_FILES
+    num_open = max(1, min(2 * max_connections, max_files - spare))
+    return ConnectionRoom(min(max_files, num_open + spare), num_open, burst)
+
+
+def take_room(config: ServerConfig) -> ConnectionRoom:
+    """Let this process open the files that its connections need, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 30 if hard == resource.RLIM_INFINITY else hard
+    room = connection_room(config.max_connections, max_files=most)
+    if soft != resource.RLIM_INFINITY and soft < room.num_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room.num_files, hard))
+    if room.num_open < config.max_connections:
+        _log.warning(
+            "%d connections at most, as the system lets this process open %d files: raise that "
+            "limit (ulimit -Hn), or lower --max-connections",
+            room.num_open,
+            hard,
+        )
+    return room
+
 
 def uvicorn_settings(app: Starlette, config: ServerConfig, **other: Any) -> uvicorn.Config:
-    """Return what uvicorn is told, so that connections stay within the limits."""
+    """Return what uvicorn is told, so that connections stay within the limits.
+
+    Raises the process' own limit of open files where connections need more.
+    """
+    room = take_room(config)
 
     class Protocol(BoundedProtocol):
         limits = config
+        max_open = room.num_open
 
     return uvicorn.Config(
         app,
@@ -35,6 +97,7 @@ def uvicorn_settings(app: Starlette, config: ServerConfig, **other: Any) -> uvic
         ws="none",
         h11_max_incomplete_event_size=config.max_header_bytes,
         limit_concurrency=config.max_connections + 1,  # uvicorn counts the one that asks
+        backlog=room.burst,
         timeout_keep_alive=max(1, round(config.idle_timeout_s)),
         timeout_graceful_shutdown=int(config.drain_s) + 5,
         access_log=False,  # our own has one line a request
@@ -46,10 +109,11 @@ def uvicorn_settings(app: Starlette, config: ServerConfig, **other: Any) -> uvic
 class BoundedProtocol(H11Protocol):
     """An HTTP connection that is cut where its client lets it wait for too long.
 
-    limits  set by a subclass, since uvicorn makes the instances
+    limits, max_open  set by a subclass, since uvicorn makes the instances
     """
 
     limits: ServerConfig
+    max_open: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin: the first headers must be whole in time."""
@@ -60,7 +124,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         # Whatever the client's side of the connection does not take counts as unread.
         transport.set_write_buffer_limits(0)
-        if len(self.connections) > 2 * self.limits.max_connections:
+        if len(self.connections) > self.max_open:
             transport.abort()  # so many don't even send their headers, or 503 would have ended them
         else:
             self._headers_due.begin(self.limits.header_timeout_s)
