@@ -8,13 +8,13 @@ engine runs in tests without a model.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 
 import msgspec
+from sortedcontainers import SortedList
 
 from radixcache.cache import RadixCache
 from radixcache.deadlines import Hold
@@ -87,7 +87,7 @@ class Engine:
         self._clock = clock
         self._public_hold: Hold | None = None
         self._live: dict[str, LiveRequest] = {}
-        self._deadlines: list[tuple[float, int, LiveRequest]] = []  # a heap; ties by arrival
+        self._deadlines: SortedList = SortedList()  # (time, arrival, request id)
         self._finished: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
 
@@ -148,8 +148,8 @@ class Engine:
         self._live[request.request_id] = live
         self.scheduler.add(sequence)
         if request.timeout_s is not None:
-            self._forget_deadlines()
-            heapq.heappush(self._deadlines, (now + request.timeout_s, sequence.arrival, live))
+            live.deadline = now + request.timeout_s, sequence.arrival, request.request_id
+            self._deadlines.add(live.deadline)
 
     def abort(self, request_id: str) -> list[RequestOutput]:
         """End a request now and free its blocks; return the last news of each of its branches."""
@@ -316,6 +316,8 @@ class Engine:
         self._finished[reason] += 1
         if not live.branches:
             del self._live[live.request.request_id]
+            if live.deadline is not None:
+                self._deadlines.remove(live.deadline)
 
     def _end_all(
         self, live: LiveRequest, reason: FinishReason, *, error: str | Exception | None = None
@@ -337,19 +339,9 @@ class Engine:
         ended: list[RequestOutput] = []
         now = self._clock() if self._deadlines else 0.0
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, live = heapq.heappop(self._deadlines)
-            if self._is_live(live):
-                ended += self._end_all(live, "timeout", error="its time was over")
+            live = self._live[self._deadlines[0][-1]]
+            ended += self._end_all(live, "timeout", error="its time was over")
         return ended
-
-    def _forget_deadlines(self) -> None:
-        """Let go of requests that ended early, once they are most of those with a deadline."""
-        if len(self._deadlines) > 2 * len(self._live):
-            self._deadlines = [due for due in self._deadlines if self._is_live(due[-1])]
-            heapq.heapify(self._deadlines)
-
-    def _is_live(self, live: LiveRequest) -> bool:
-        return self._live.get(live.request.request_id) is live
 
     def _note_begun(self) -> None:
         """Note how long those waited that are computed for the first time."""

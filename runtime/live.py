@@ -78,6 +78,7 @@ class LiveRequest:
         "_max_len",
         "_tokenizer",
         "branches",
+        "deadline",
         "ends",
         "queue_s",
         "request",
@@ -100,6 +101,7 @@ class LiveRequest:
         self.branches: dict[int, Branch] = {}
         self.submitted = submitted
         self.queue_s: float | None = None
+        self.deadline: tuple[float, int, str] | None = None  # time, arrival, request id
         self._tokenizer = tokenizer
         self._max_len = max_len
 
