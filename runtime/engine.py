@@ -291,9 +291,6 @@ class Engine:
         if live is None:  # another branch has just ended all of the request
             return []
         if step.token is not None:
-            if len(sequence.output) == 1 and not sequence.index:
-                self._totals["prompt_tokens"] += sequence.num_prompt_tokens
-                self._totals["cached_tokens"] += sequence.num_cached or 0
             self._totals["completion_tokens"] += 1
         try:
             news = live.advance(step)
@@ -344,11 +341,13 @@ class Engine:
         return ended
 
     def _note_begun(self) -> None:
-        """Note how long those waited that are computed for the first time."""
+        """Note how long those waited that are computed for the first time, and their prompts."""
         for sequence in self.scheduler.planned_pieces():
             live = self._live_of(sequence)
             if live is not None and live.queue_s is None:
                 live.queue_s = self._clock() - live.submitted
+                self._totals["prompt_tokens"] += sequence.num_prompt_tokens
+                self._totals["cached_tokens"] += sequence.num_cached or 0
 
     def _retry(self, plan: StepPlan, error: Exception) -> tuple[StepResult, list[RequestOutput]]:
         """Compute the slices of a failed step one by one, and end the requests of those that fail.

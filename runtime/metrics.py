@@ -41,7 +41,7 @@ Read = Callable[[EngineStats], float]
 _COUNTERS: tuple[tuple[str, str, Read], ...] = (
     ("prefix_cache_queries", "Tokens looked up at admissions.", lambda s: s.cache.query_tokens),
     ("prefix_cache_hits", "Of those, found in the cache.", lambda s: s.cache.hit_tokens),
-    ("prompt_tokens", "Prompt tokens of requests that began to answer.", lambda s: s.prompt_tokens),
+    ("prompt_tokens", "Prompt tokens of requests, as they begin.", lambda s: s.prompt_tokens),
     ("cached_prompt_tokens", "Of those, found at first admission.", lambda s: s.cached_tokens),
     ("generation_tokens", "Tokens generated.", lambda s: s.completion_tokens),
     ("steps", "Steps computed.", lambda s: s.steps),
@@ -63,7 +63,7 @@ _VLLM_COUNTERS: tuple[tuple[str, str, Read], ...] = (
     # vLLM counts a request once, however often it is resumed
     ("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prompt_tokens),
     ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.cached_tokens),
-    ("prompt_tokens", "Prompt tokens of requests that began to answer.", lambda s: s.prompt_tokens),
+    ("prompt_tokens", "Prompt tokens of requests, as they begin.", lambda s: s.prompt_tokens),
     ("prompt_tokens_cached", "Of those, found in the cache.", lambda s: s.cached_tokens),
     ("generation_tokens", "Tokens generated.", lambda s: s.completion_tokens),
     ("num_preemptions", "Sequences that gave back their blocks.", lambda s: s.preemptions),

@@ -35,7 +35,9 @@ async def scraped_metrics(served: Served, caller: Caller) -> bytes:
         )
     except EngineFailure:  # the counters are still worth seeing, now more than ever
         namespaces, curves = {}, None
-    served.metrics.curve, served.metrics.tenant_curves = gauges_of(curves or [])
+    served.metrics.curve, of_tenants = gauges_of(curves or [])
+    labels = served.metrics.tenants
+    served.metrics.tenant_curves = {name: of_tenants[name] for name in of_tenants if name in labels}
     served.metrics.tenant_blocks = blocks_by_tenant(served, namespaces)
     return served.metrics.render()
 

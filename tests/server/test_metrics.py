@@ -175,7 +175,16 @@ def test_each_tenant_has_its_own_counts_as_far_as_there_are_labels(runtime: Runt
     assert [of("generation_tokens_total", n) for n in ("one", OTHER_TENANTS)] == [15, 10]
     blocks = 'radixcache_tenant_blocks{state="evictable",tenant="%s",tier="device"}'
     assert [seen[blocks % n] for n in ("one", OTHER_TENANTS, NO_TENANT)] == [10, 10, 0]
+    assert 'radixcache_tenant_curve_hit_rate{size="1",tenant="one"}' in seen
     assert not [name for name in seen if "two" in name or "ops" in name]
+
+
+def test_prompts_that_are_only_scored_are_counted_and_hit(http: httpx.Client) -> None:
+    for _ in range(2):
+        http.post(COMPLETIONS, json=PROMPT | {"max_tokens": 0, "echo": True})
+    seen = values(http)
+    assert seen["radixcache_prompt_tokens_total"] == 160
+    assert seen["radixcache_cached_prompt_tokens_total"] == 79
 
 
 def test_an_unknown_path_or_method_makes_no_new_label(http: httpx.Client) -> None:
