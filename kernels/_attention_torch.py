@@ -129,6 +129,7 @@ def _finish(
     mass = mass.masked_fill(mass == 0.0, 1.0)  # a row that sees nothing: zeros, -inf
 
     def by_row(x: torch.Tensor) -> torch.Tensor:
+        """Bring [Hkv, rows * group, x] into the order of q: [rows, H, x]."""
         return x.reshape(num_kv_heads, end - start, group, -1).transpose(0, 1).flatten(1, 2)
 
     call.out[start:end] = by_row(total / mass).to(call.out.dtype)

@@ -106,6 +106,7 @@ def plan_torch(
 
 
 def check_lengths(lens: list[int], starts: list[int], room: int) -> None:
+    """Raise ValueError unless each sequence has its queries among its tokens, and room for them."""
     if starts[0] != 0:
         raise ValueError(f"q_start begins at {starts[0]}, expected 0")
     for sequence, (seq_len, (first_row, end_row)) in enumerate(

@@ -206,18 +206,10 @@ def _vectors(layer: LayerWeights) -> list[torch.Tensor]:
 
 
 def _record(layer: LayerWeights) -> Layer:
-    def pointer(weight: torch.Tensor | PackedWeight | None) -> int | None:
-        if weight is None:
-            return None
-        return (weight.packed if isinstance(weight, PackedWeight) else weight).data_ptr()
+    return Layer(**{name: _pointer(getattr(layer, name)) for name, *_ in Layer._fields_})
 
-    return Layer(
-        attention_norm=pointer(layer.attention_norm),
-        qkv=pointer(layer.qkv),
-        qkv_bias=pointer(layer.qkv_bias),
-        out=pointer(layer.out),
-        out_bias=pointer(layer.out_bias),
-        ffn_norm=pointer(layer.ffn_norm),
-        gate_up=pointer(layer.gate_up),
-        down=pointer(layer.down),
-    )
+
+def _pointer(weight: torch.Tensor | PackedWeight | None) -> int | None:
+    if weight is None:
+        return None
+    return (weight.packed if isinstance(weight, PackedWeight) else weight).data_ptr()

@@ -64,6 +64,7 @@ def scale_yarn(
     num_pairs = len(inv_freq)
 
     def pair_that_turns(turns: float) -> float:
+        """Say which pair turns so often in the trained context; between two, mostly."""
         return num_pairs * math.log(original_max_len / (turns * 2 * math.pi)) / math.log(theta)
 
     first = max(math.floor(pair_that_turns(beta_fast)), 0)

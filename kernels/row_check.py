@@ -149,6 +149,7 @@ def check_rows(width: int, gated: int, head_dim: int, like: Placed) -> list[RowF
     heads = _noise((256, head_dim * 3), like)
 
     def turned(rows: torch.Tensor) -> torch.Tensor:
+        """Take a row as the three heads of a token."""
         where = torch.cat((rows, rows), -1)[:, : head_dim // 2].float()  # an angle of its own
         return rotary(rows.view(len(rows), 3, head_dim), where.cos(), where.sin()).flatten(1)
 

@@ -105,6 +105,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         """The token at which the prompt leaves the cache, and what the cache has there."""
 
         def show(token: int | None) -> str:
+            """Name a token by its id, and by its text where there is a decoder."""
             return f"{token} ({decode([token])!r})" if decode and token is not None else str(token)
 
         if self.node_id is None:

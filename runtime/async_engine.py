@@ -147,6 +147,7 @@ class AsyncEngine:
         stream = RequestStream(names, self._post_abort)
 
         def enter(engine: Engine) -> None:
+            """Submit all of the requests, or take back those that were."""
             if self._stopping:
                 raise ServerBusy("the server is shutting down", retry_after_s=5.0)
             for place, request in enumerate(requests):
@@ -170,15 +171,8 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
-        def settle(result: T | None, error: Exception | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(cast(T, result))
-
         def run() -> None:
+            """Call the function; the loop of whoever awaits it takes the result."""
             result: T | None = None
             error: Exception | None = None
             try:
@@ -189,9 +183,9 @@ class AsyncEngine:
                 error = caught
             except BaseException as panic:  # breaks the engine, but its caller is told, too
                 broken = EngineFailure(f"the engine broke down: {panic}")
-                _post(loop, lambda: settle(None, broken))
+                _post(loop, lambda: _settle(future, None, broken))
                 raise
-            _post(loop, lambda: settle(result, error))
+            _post(loop, lambda: _settle(future, result, error))
 
         self._inbox.put(run)
         if self._closed or not self._thread.ident:
@@ -206,6 +200,7 @@ class AsyncEngine:
         """
 
         def run() -> None:
+            """Call the function, unless the engine is broken."""
             if self._failure is None:
                 function(self._engine)
 
@@ -215,6 +210,7 @@ class AsyncEngine:
         """End requests now; whoever reads their news gets the last of them, reason "abort"."""
 
         def end(engine: Engine) -> None:
+            """End each, and send what its reader gets last."""
             for request_id in request_ids:
                 self._deliver(engine.abort(request_id))
 
@@ -224,6 +220,7 @@ class AsyncEngine:
         names = tuple(stream.unfinished)
 
         def abort() -> None:
+            """End what of the stream has not ended since."""
             for name in names:
                 self._abort(name, stream)
 
@@ -290,6 +287,16 @@ class AsyncEngine:
 def _put_all(news: list[tuple[RequestStream, RequestOutput]]) -> None:
     for stream, output in news:
         stream.news.put_nowait(output)
+
+
+def _settle(future: asyncio.Future[T], result: T | None, error: Exception | None) -> None:
+    """Give a future what came of a call, where somebody still waits for it."""
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(cast(T, result))
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

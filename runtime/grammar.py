@@ -126,6 +126,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
         pairs: list[tuple[str, Any]] = []
 
         def note(found: list[tuple[str, Any]]) -> dict[str, Any]:
+            """Take every pair of an object on the way."""
             pairs.extend(found)  # every one: of a name given twice only the last stays in a dict
             return dict(found)
 

@@ -71,7 +71,8 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         on_news: Listener | None = None,
-    ) -> Completion: ...
+    ) -> Completion:
+        """Continue one text."""
 
     @overload
     def generate(
@@ -80,7 +81,8 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         on_news: Listener | None = None,
-    ) -> list[Completion]: ...
+    ) -> list[Completion]:
+        """Continue several prompts in one batch."""
 
     def generate(
         self,

@@ -104,6 +104,7 @@ class Sequence:
 
     @num_computed.setter
     def num_computed(self, count: int) -> None:
+        """Set it, for a sequence that stands in no row."""
         self._num_computed = count
 
     @property

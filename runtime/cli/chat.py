@@ -88,6 +88,7 @@ def _answer(
     terminal = show and sys.stderr.isatty()
 
     def news(output: RequestOutput) -> None:
+        """Note when the first token came; show it, or how far the prompt is read."""
         if output.token_ids and not first:
             first.append(time.monotonic() - began)
             if terminal:

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         done = {"tokens": 0}
 
         def count(output: object) -> None:
+            """Take each piece of news for a step."""
             done["tokens"] += 1
             progress("computing, in steps", done["tokens"], None)
 

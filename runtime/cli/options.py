@@ -182,6 +182,7 @@ def shown_progress(*, quiet: bool = False) -> Iterator[Callable[[str, int, int |
     ) as bar:
 
         def show(stage: str, done: int, total: int | None) -> None:
+            """Move the bar of a stage; say where there is no bar that it began."""
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, total=total, count="")
                 if not console.is_terminal and not quiet:

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         assert isinstance(executor, ModelExecutor)
 
         def told(number: int, outcome: Outcome) -> None:
+            """Show that a scenario was compared, and how it came out."""
             progress("comparing, in scenarios", number, len(scenarios))
             if not args.json:
                 verdict = "differs" if outcome.difference else "same bits"

@@ -140,6 +140,7 @@ def _with_addresses(theirs: str, ours: str) -> tuple[str, str]:
     known = {_bare(address): address for address in _IMAGE.findall(theirs)}
 
     def as_known(match: re.Match[str]) -> str:
+        """Write an image with the address that it had earlier."""
         return f"{IMAGE_OPEN}{known.get(_bare(match[1]), match[1])}{IMAGE_CLOSE}"
 
     return theirs, _IMAGE.sub(as_known, ours)

@@ -105,6 +105,7 @@ def prompts(length: int, *, vocab_size: int, seed: int) -> list[list[int]]:
     draw = random.Random(f"{seed}:{length}")
 
     def ids(count: int) -> list[int]:
+        """Draw so many token ids."""
         return [draw.randrange(vocab_size) for _ in range(count)]
 
     first = ids(length)

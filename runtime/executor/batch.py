@@ -8,6 +8,7 @@ all of them are rows, they are columns already, and nothing is a loop over seque
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -49,10 +50,7 @@ def _batch_of_slices(slices: Sequence[Slice], *, block_size: int, device: torch.
         np.arange(len(ids)) + q_start[index] + piece.first_target
         for index, (piece, ids) in enumerate(zip(slices, targets, strict=True))
     ]
-
-    def on_device(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
+    on_device = partial(torch.as_tensor, device=device)
     return Batch(
         token_ids=on_device(np.concatenate(tokens).astype(np.int64)),
         positions=on_device(positions),
@@ -87,10 +85,7 @@ def _batch_of_rows(rows: Rows, *, device: torch.device) -> Batch:
     draws: list[Draw | None] = [None] * count
     for row in rows.drawn_at_random:
         draws[row] = rows.draw(row)
-
-    def on_device(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
+    on_device = partial(torch.as_tensor, device=device)
     return Batch(
         token_ids=on_device(np.frombuffer(rows.tokens, np.int32).astype(np.int64)),
         positions=on_device(positions),

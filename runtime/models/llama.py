@@ -207,6 +207,7 @@ def _layer(weights: dict[str, torch.Tensor], at: str) -> LayerWeights:
     hold both for all layers."""
 
     def packed(name: str) -> torch.Tensor | PackedWeight:
+        """Take a matrix, laid out as the backend computes with it."""
         return pack_weight(weights.pop(f"{at}{name}.weight"))
 
     return LayerWeights(

@@ -95,6 +95,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        """Run the engine while requests are served; let go of everything after."""
         current_default_thread_limiter().total_tokens = WORKER_THREADS
         engine.start()
         try:

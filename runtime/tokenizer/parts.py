@@ -84,6 +84,7 @@ def _parts(text: str, marked: str, roles: Sequence[str]) -> list[Part]:
     at = last = size = 0  # in the text, in the marked one, and in bytes of the text
 
     def add(name: str, message: int | None, start: int) -> None:
+        """Begin a part, with the role of its message."""
         role = None if message is None or message >= len(roles) else roles[message]
         parts.append(Part(name=name, message=message, role=role, start=start))
 

@@ -173,6 +173,7 @@ def show(screen: Screen, feed: FeedThread, keys: Keyboard, console: Console) -> 
     """Draw until somebody quits.  Raises InvalidRequest where the server refuses the feed."""
 
     def drawn() -> Group:
+        """Lay out and draw what is shown, as large as the terminal is now."""
         width, height = console.size
         screen.lay_out(width, height)
         return Group(*frame(screen.view, width, height))
