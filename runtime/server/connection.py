@@ -153,6 +153,9 @@ class BoundedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; where an answer has begun already, close is all that is left."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            if self.cycle is not None and not self.cycle.response_complete:
+                self.cycle.disconnected = True  # what its application answers goes nowhere
+                self.cycle.message_event.set()
             super().send_400_response(msg)
         else:
             self.transport.close()
