@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain, islice
 from math import ceil
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from radixcache.namespace import Namespace
 from radixcache.tokens import TOKEN_BYTES
 from runtime.config import EngineConfig
 from runtime.curves import LiveCurves
-from runtime.scheduler.ordering import ORDERINGS
+from runtime.scheduler.ordering import ORDERINGS, Lookup
 from runtime.scheduler.public import Brought, PublicPrefix
 from runtime.sequence import Sequence as Waiting
 from runtime.trace_log import TraceLog
@@ -42,6 +43,14 @@ class _Room(NamedTuple):
 
     left: int
     evicts: bool
+
+
+class _Lookups:
+    """What is cached of those that wait, looked up once in a step."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.cached_len = cache(admission.cached_len)
+        self.loose_len = cache(admission.loose_len)
 
 
 class Admission:
@@ -68,12 +77,13 @@ class Admission:
         self._max_kept = int(cache.config.num_blocks * self.ordering.kept_share)
 
     def add(self, sequence: Waiting) -> None:
-        """Queue a sequence that has just arrived."""
+        """Queue a sequence that has just arrived; what it will find is not evicted next."""
         if self.trace_log is not None:
             self.trace_log.arrive(sequence)
         self._num_arrived += 1
         sequence.arrival = self._num_arrived
         self.waiting.append(sequence)
+        self._cache.touch(self._key_of(sequence))
 
     def put_back(self, sequence: Waiting) -> None:
         """Queue a sequence that had to give its blocks back, at its old place."""
@@ -93,7 +103,8 @@ class Admission:
         if num_running >= self._config.max_running:
             return  # or a full batch would pay for an order that nobody is admitted by
         next_ones: list[Waiting] = []
-        for sequence in self._proposed():
+        lookup = _Lookups(self)
+        for sequence in self._proposed(lookup):
             if num_running + sequence.num_branches > self._config.max_running:
                 return
             key = self._key_of(sequence)
@@ -104,7 +115,7 @@ class Admission:
             if running and room.left < self._reserve:
                 return
             if room.evicts:
-                next_ones = next_ones or self._next_ones()
+                next_ones = next_ones or self._next_ones(lookup)
                 num_kept = self._keep_for(next_ones, sequence, key)
                 if running and room.left - num_kept < self._reserve:
                     return
@@ -138,10 +149,7 @@ class Admission:
         return owed + brought.copies
 
     def touch_oldest(self) -> None:
-        """Before blocks are evicted for those that run, make what the oldest find the last to go.
-
-        O(`NUM_TOUCHED`) look-ups, whatever the ordering, as it may be in every step.
-        """
+        """Make what the oldest find the last to go; a look-up for each, whatever the ordering."""
         self._touch(map(self._key_of, self.waiting[:NUM_TOUCHED]))
 
     def weakest(self, running: Sequence[Waiting]) -> Waiting:
@@ -153,14 +161,14 @@ class Admission:
         rest = [sequence for sequence in running if sequence.num_overtaken < limit]
         return self.ordering.weakest(rest or running)
 
-    def _proposed(self) -> Iterator[Waiting]:
+    def _proposed(self, lookup: Lookup) -> Iterator[Waiting]:
         """Yield the first to be tried first: those overtaken too often, then as ordered."""
         limit = self._config.max_overtaken
         seen = self.waiting[:LOOK_AHEAD]
         self._just_aged.clear()
         yield from [sequence for sequence in seen if sequence.num_overtaken >= limit]
         rest = [sequence for sequence in seen if sequence.num_overtaken < limit]
-        for sequence in self.ordering.arranged(rest, self):
+        for sequence in self.ordering.arranged(rest, lookup):
             while self._just_aged:
                 yield self._just_aged.pop(0)
             if sequence.num_overtaken < limit:
@@ -206,10 +214,10 @@ class Admission:
         left -= self._cache.num_evictable_on([key])  # in use from then on
         return _Room(left=left, evicts=needed > stats.num_free)
 
-    def _next_ones(self) -> list[Waiting]:
+    def _next_ones(self, lookup: Lookup) -> list[Waiting]:
         """Return who is likely next: as ordered and, since nobody is overtaken for ever, by age."""
         seen = self.waiting[:LOOK_AHEAD]
-        pairs = zip(self.ordering.arranged(seen, self), seen, strict=True)
+        pairs = zip(self.ordering.arranged(seen, lookup), seen, strict=True)
         merged = chain.from_iterable(islice(pairs, NUM_TOUCHED))
         return list(dict.fromkeys(merged))[:NUM_TOUCHED]
 

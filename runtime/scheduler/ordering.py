@@ -77,11 +77,18 @@ class LongestPrefix(FirstCome):
 
 
 class _Candidate(NamedTuple):
-    """One that waits, and what is cached of it, as `Lookup` has it."""
+    """One that waits: what is cached of it, as `Lookup` has it, what it shares with the last."""
 
     sequence: Waiting
     cached_len: int
     loose_len: int
+    num_shared: int
+
+    @property
+    def gain(self) -> tuple[int, int, int]:
+        """What it will find and might be lost, how much it shares with the last, how early."""
+        found = max(self.cached_len, self.num_shared)
+        return self.loose_len + found, self.num_shared, -self.sequence.arrival
 
 
 class DepthFirst(FirstCome):
@@ -103,24 +110,22 @@ class DepthFirst(FirstCome):
 
     def arranged(self, waiting: Sequence[Waiting], lookup: Lookup) -> Iterator[Waiting]:
         """Yield them one by one; 2 n look-ups, and n comparisons for each that is admitted."""
-        left = [_Candidate(s, lookup.cached_len(s), lookup.loose_len(s)) for s in waiting]
+        left = [
+            _Candidate(s, lookup.cached_len(s), lookup.loose_len(s), self._num_shared(s))
+            for s in waiting
+        ]
         while left:
             last = self._last
-            left.sort(key=self._gain)
+            left.sort(key=lambda candidate: candidate.gain)
             while left and self._last is last:  # the order is another once one was admitted
                 yield left.pop().sequence
             left = [self._beside_last(candidate) for candidate in left]
 
-    def _gain(self, candidate: _Candidate) -> tuple[int, int, int]:
-        """What one will find and might be lost, how much it shares with the last, how early."""
-        sequence, cached_len, loose_len = candidate
-        num_shared = self._num_shared(sequence)
-        return loose_len + max(cached_len, num_shared), num_shared, -sequence.arrival
-
     def _beside_last(self, candidate: _Candidate) -> _Candidate:
         """Take what one shares with the last admitted for held, since that one holds it now."""
-        beyond = max(0, candidate.cached_len - self._num_shared(candidate.sequence))
-        return candidate._replace(loose_len=min(candidate.loose_len, beyond))
+        num_shared = self._num_shared(candidate.sequence)
+        loose_len = min(candidate.loose_len, max(0, candidate.cached_len - num_shared))
+        return candidate._replace(loose_len=loose_len, num_shared=num_shared)
 
     def admitted(self, sequence: Waiting) -> None:
         """Go on beside this one."""

@@ -24,6 +24,10 @@ from runtime.scheduler.rows import DecodeRows
 from runtime.scheduler.slices import next_slice
 from runtime.sequence import Sequence
 
+TOUCH_EVERY = 8
+"""Steps after which, in a full pool, what those that wait will find is made the last to go again:
+what others let go of meanwhile was used later."""
+
 
 class Step(msgspec.Struct, frozen=True):
     """What a step brought one sequence: a token, or log-probabilities of its prompt, or neither."""
@@ -244,8 +248,7 @@ class Scheduler:
         returns  who is in no row, those left out that have just entered one
         """
         edges = self._rows.at_edges()
-        most = len(edges) + len(self.running) - len(self._rows) + len(self.closing)
-        if self.cache.stats().num_free < most:
+        if self._step % TOUCH_EVERY == 0 and self.cache.stats().num_free < len(self.running):
             self.admission.touch_oldest()
         for sequence in edges:
             if sequence.row >= 0:  # or it has just given way
