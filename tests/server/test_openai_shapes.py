@@ -105,10 +105,11 @@ def test_an_answer_has_the_fields_that_the_client_knows_and_no_others(
     wait_until_idle(runtime)
 
 
-def test_a_model_has_one_field_more_as_vllms(http: httpx.Client) -> None:
+def test_a_model_has_vllms_length_and_what_anthropics_client_reads(http: httpx.Client) -> None:
     listed = http.get("/v1/models").json()
-    assert listed.keys() == {"object", "data"}
-    assert read(Model, listed["data"][0]) == {".max_model_len"}
+    assert listed.keys() == {"object", "data", "first_id", "has_more", "last_id"}
+    mine = read(Model, listed["data"][0])
+    assert mine == {".max_model_len", ".type", ".display_name", ".created_at"}
     assert http.get(f"/v1/models/{NAME}").json() == listed["data"][0]
 
 
