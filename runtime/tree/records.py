@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """The engine in numbers at one moment; of a tenant, what is its own.
 
     time       seconds since 1970
-    asked      prompt tokens of requests that began to answer, since the start
+    asked      prompt tokens of requests that began, since the start
     hit        of those, found in the cache
     computed   of those, computed
     generated  tokens generated since the start
