@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from rich.console import Console
@@ -24,6 +25,8 @@ from runtime.errors import InvalidSetting
 from runtime.exactness.promise import EXACT
 from runtime.request import SamplingParams
 from runtime.scheduler.ordering import ORDERINGS
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -68,6 +71,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     flag("--dtype", default="auto", choices=DTYPES, help="of weights and K/V (default auto)")
     flag(
         "--kv-memory",
+        dest="kv_memory_bytes",
         type=parse_bytes,
         default=default.kv_memory_bytes,
         metavar="SIZE",
@@ -75,13 +79,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag("--num-blocks", type=int, metavar="N", help="blocks of the pool, instead of --kv-memory")
     flag(
-        "--block-size",
-        type=int,
-        default=default.block_size,
-        metavar="N",
-        help="tokens a block (default 16)",
+        "--no-prefix-cache",
+        dest="enable_prefix_cache",
+        action="store_false",
+        help="compute every prompt whole",
     )
-    flag("--no-prefix-cache", action="store_true", help="compute every prompt whole")
     flag("--eviction-policy", default="lru", choices=tuple(POLICIES), help="default lru")
     flag("--ordering", default="fcfs", choices=tuple(ORDERINGS), help="of those that wait: fcfs")
     flag(
@@ -106,6 +108,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag("--debug-seals", action="store_true", help="check each block's seal before it is read")
     for name, text in (
+        ("block-size", "tokens a block"),
         ("max-step-tokens", "tokens computed in one step, over all sequences"),
         ("max-chunk-tokens", "tokens of one prompt computed in one step, 0: no limit of its own"),
         ("max-running", "sequences computed together"),
@@ -118,30 +121,17 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         flag(f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default {value})")
 
 
+def settings_of(kind: type[Settings], args: argparse.Namespace) -> Settings:
+    """Turn flags into settings: each field has a flag, whose destination has its name.
+
+    Raises InvalidSetting.
+    """
+    return kind(**{name: getattr(args, name) for name in kind.__struct_fields__})
+
+
 def runtime_config(args: argparse.Namespace) -> RuntimeConfig:
     """Turn the flags into settings.  Raises InvalidSetting."""
-    return RuntimeConfig(
-        model=args.model,
-        device=args.device,
-        dtype=args.dtype,
-        kv_memory_bytes=args.kv_memory,
-        num_blocks=args.num_blocks,
-        block_size=args.block_size,
-        enable_prefix_cache=not args.no_prefix_cache,
-        eviction_policy=args.eviction_policy,
-        max_ghosts=args.max_ghosts,
-        max_len=args.max_len,
-        max_step_tokens=args.max_step_tokens,
-        max_chunk_tokens=args.max_chunk_tokens,
-        max_running=args.max_running,
-        max_waiting=args.max_waiting,
-        ordering=args.ordering,
-        max_overtaken=args.max_overtaken,
-        watermark=args.watermark,
-        num_threads=args.num_threads,
-        exact=args.exact,
-        debug_seals=args.debug_seals,
-    )
+    return settings_of(RuntimeConfig, args)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:

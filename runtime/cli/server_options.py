@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from radixcache.events import EventRecorder
-from runtime.cli.options import parse_bytes
+from runtime.cli.options import parse_bytes, settings_of
 from runtime.errors import InvalidSetting, RequestError
 from runtime.loading import Runtime
 from runtime.server.config import ServerConfig
@@ -64,14 +64,17 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
             "largest request line with headers (default 64KiB)",
         ),
     ):
-        flag(f"--{name}", type=parse_bytes, default=value, metavar="SIZE", help=text)
+        dest = f"{name.replace('-', '_')}_bytes"
+        flag(f"--{name}", dest=dest, type=parse_bytes, default=value, metavar="SIZE", help=text)
     for name, text in _COUNTS:
         count = getattr(default, name.replace("-", "_"))
         flag(f"--{name}", type=int, default=count, metavar="N", help=f"{text} (default {count})")
     for name, text in _SECONDS:
-        limit = getattr(default, name.replace("-", "_"))
+        dest = name.replace("-", "_")
+        limit = getattr(default, dest)
         flag(
             f"--{name.removesuffix('-s')}",
+            dest=dest,
             type=float,
             default=limit,
             metavar="S",
@@ -150,18 +153,7 @@ def _add_kv_events_flags(flag: Callable[..., object]) -> None:
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     """Turn the flags into settings.  Raises InvalidSetting."""
-    limits = {name.replace("-", "_") for name, _ in _COUNTS}
-    seconds = {name.removesuffix("-s").replace("-", "_"): name for name, _ in _SECONDS}
-    return ServerConfig(
-        max_body_bytes=args.max_body,
-        max_header_bytes=args.max_header,
-        open_metrics=args.open_metrics,
-        held_share=args.held_share,
-        show_text=args.show_text,
-        recheck_every=args.recheck_every,
-        **{name: getattr(args, name) for name in limits},
-        **{name.replace("-", "_"): getattr(args, flag) for flag, name in seconds.items()},
-    )
+    return settings_of(ServerConfig, args)
 
 
 def tenants_of(args: argparse.Namespace, *, random_secret: bytes) -> Tenants | None:
