@@ -249,20 +249,23 @@ class ChatRequest(CompletionOptions, kw_only=True, forbid_unknown_fields=True):
     def output_grammar(
         self, tools: Sequence[Mapping[str, Any]] | None, format: ToolFormat
     ) -> Grammar | None:
-        """Return what the output must look like: what a format says, or calls that are demanded.
+        """Return what the output must look like: what a format says, calls that are demanded, or
+        either of them where tools are offered beside a format of JSON.
 
         format  how the model writes calls
 
         Raises InvalidRequest where both are asked for.
         """
-        demanded = self.grammar()
+        demanded, named = self.grammar(), self.named_tool
+        several = self.parallel_tool_calls is not False and named is None
         if not self.demands_calls:
-            return demanded
+            is_json = demanded is not None and demanded.kind in ("json_object", "json_schema")
+            if not is_json or not self.reads_calls:
+                return demanded
+            return tools_grammar(tools or (), None, several, format=format, otherwise=demanded)
         if demanded is not None:
             raise InvalidRequest(
                 "a format and a call of a tool can't both be demanded: leave out `tool_choice`",
                 param="tool_choice",
             )
-        named = self.named_tool
-        several = self.parallel_tool_calls is not False and named is None
         return tools_grammar(tools or (), named, several, format=format)

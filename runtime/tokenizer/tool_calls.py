@@ -83,14 +83,18 @@ def tools_grammar(
     parallel: bool = True,
     *,
     format: ToolFormat = HERMES,
+    otherwise: Grammar | None = None,
 ) -> Grammar:
-    """Return the grammar of a reply that is nothing but calls.
+    """Return the grammar of a reply that is nothing but calls, or else some JSON.
 
     tools     as chat templates take them; a keyword of their schemas that can't be enforced is
               passed over
     name      the one tool that must be called; None: any of them
     parallel  whether there may be several calls, as far as the format has them
     format    how the model writes them
+    otherwise the JSON that may be instead of calls, of kind json_object or json_schema; where that
+              is strict, so are the tools' schemas
+
     Raises InvalidRequest for a name that no tool has, no tools, or a schema over the limits.
     """
     functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
@@ -121,12 +125,15 @@ def tools_grammar(
             start = _in_a_row("body", "; ", num)
         case "mistral":
             start = f'{_mark(LIST, format)} " [" {_in_a_row("body", ", ", num)} "]"'
+    if otherwise is not None:
+        start = f"calls | schema_{len(schemas)}\ncalls: {start}"
+        schemas.append(otherwise.source or '{"type": "object"}')
     return Grammar(
         kind="lark",
         source=f"start: {start}\nbody: {' | '.join(bodies)}\n",
         schemas=tuple(schemas),
-        strict=False,
-        param="tools",
+        strict=otherwise is not None and otherwise.kind == "json_schema" and otherwise.strict,
+        param="tools" if otherwise is None else otherwise.param,
     )
 
 

@@ -148,6 +148,25 @@ def test_calls_that_are_demanded_are_found_and_meet_their_schemas(
         assert jsonschema_rs.is_valid(schemas[call.name], json.loads(call.arguments))
 
 
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), format=st.sampled_from(["hermes", "llama", "mistral"]))
+def test_a_reply_calls_or_is_the_json_that_was_asked_for(
+    tokenizer: Tokenizer, constrainer: Constrainer, seed: int, format: Any
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": PERSON}}
+    kind = ToolFormat(name=format)
+    grammar = tools_grammar([tool], format=kind, otherwise=schema(LIST))
+    parser = ToolCallParser(kind)
+    text = walk(constrainer.compile(grammar), tokenizer, seed)
+    pieces = parser.push(text) + parser.flush()
+    if any(isinstance(piece, ToolCall) for piece in pieces):
+        for call in pieces:
+            assert isinstance(call, ToolCall)
+            assert jsonschema_rs.is_valid(PERSON, json.loads(call.arguments))
+    else:
+        assert jsonschema_rs.is_valid(LIST, json.loads("".join(map(str, pieces))))
+
+
 def test_forks_go_their_own_ways(tokenizer: Tokenizer, constrainer: Constrainer) -> None:
     first = constrainer.compile(choice_grammar(["ab", "ac"]))
     (a, b, c) = (tokenizer.encode(letter)[0] for letter in "abc")

@@ -213,6 +213,33 @@ def test_a_demanded_call_comes_as_it_is_written_and_is_cut_where_the_limit_is(
     assert without_ids(put_together(pieces)) == without_ids(whole)
 
 
+def test_beside_tools_a_format_of_json_leaves_the_choice_to_the_model(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "What is it like in Rome?"}],
+        "tools": TOOLS,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": schema, "strict": True},
+        },
+        "max_tokens": 600,
+    }
+    reasons = set()
+    questions = [[{"role": "user", "content": "Rome?" * number}] for number in range(1, 12)]
+    answers = [post(http, CHAT, body | {"messages": question}) for question in questions]
+    for choice in (choice for answer in answers for choice in answer["choices"]):
+        message, reason = choice["message"], choice["finish_reason"]
+        reasons.add(reason)
+        if reason == "tool_calls":
+            assert message["content"] is None
+            assert json.loads(message["tool_calls"][0]["function"]["arguments"])["town"]
+        elif reason == "stop":
+            assert json.loads(message["content"])["a"] in (1, 2)
+    assert {"tool_calls", "stop"} <= reasons
+    (choice,) = post(http, CHAT, body | {"n": 1, "tool_choice": "none"})["choices"]
+    assert json.loads(choice["message"]["content"])["a"] in (1, 2)
+
+
 def test_usage_stands_in_every_chunk_where_it_is_asked_for(http: httpx.Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 3, "stream_options": options}
