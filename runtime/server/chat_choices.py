@@ -24,13 +24,16 @@ from runtime.server.answers import (
 )
 from runtime.server.generation import News
 from runtime.server.logprobs import chat_logprobs
-from runtime.tokenizer.demanded_calls import CallArguments, CallBegin, DemandedCalls
+from runtime.tokenizer.demanded_calls import (
+    CallArguments,
+    CallBegin,
+    DemandedCalls,
+    Part,
+    parts_of,
+)
 from runtime.tokenizer.load import Tokenizer
-from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
+from runtime.tokenizer.tool_calls import ToolCallParser
 from runtime.tokenizer.tool_format import ToolFormat
-
-Part = str | CallBegin | CallArguments
-"""What the text of a reply is cut into."""
 
 
 class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,13 +162,7 @@ class ChatChoices:
             return (text,) if text else ()
         pieces = branch.parser.push(text) if text else []
         pieces += branch.parser.flush() if is_last else []
-        parts: list[Part] = []
-        for piece in pieces:
-            if isinstance(piece, ToolCall):
-                parts += [CallBegin(piece.id, piece.name), CallArguments(piece.arguments)]
-            else:
-                parts.append(piece)
-        return parts
+        return parts_of(pieces)
 
     def _logprobs(self, news: News) -> ChatLogprobs | None:
         output, num_top = news.output, self._form.num_top

@@ -45,8 +45,15 @@ from runtime.server.errors import FAILED, anthropic_error, failure_of, json_resp
 from runtime.server.explaining import explained, spoken_by
 from runtime.server.generation import Ask, News, generate
 from runtime.server.prompts import anthropic_prompt, marked_ends
+from runtime.tokenizer.demanded_calls import (
+    CallArguments,
+    CallBegin,
+    DemandedCalls,
+    Part,
+    parts_of,
+)
 from runtime.tokenizer.load import Tokenizer
-from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
+from runtime.tokenizer.tool_calls import ToolCallParser
 
 RETENTION_PRIORITY = 1
 """Worth of a marked prefix to the cache; what is not marked has 0."""
@@ -70,8 +77,10 @@ class MessageEndpoints:
         constraint = await self._served.constrain(grammar)
         ask, marked = await run_in_threadpool(self._ask, body, caller, constraint)
         runtime = self._served.runtime
-        parser = None
-        if body.reads_calls:
+        parser: ToolCallParser | DemandedCalls | None = None
+        if body.demands_call:
+            parser = DemandedCalls(new_id=_new_call_id)
+        elif body.reads_calls:
             parser = ToolCallParser(runtime.tool_format, new_id=_new_call_id)
         spoken = spoken_by(self._served, body.template_messages(), body.template_tools())
         report = await explained(
@@ -125,7 +134,7 @@ class Reply:
         self,
         name: str,
         body: MessagesRequest,
-        parser: ToolCallParser | None,
+        parser: ToolCallParser | DemandedCalls | None,
         tokenizer: Tokenizer,
         *,
         marked_tokens: int,
@@ -141,16 +150,25 @@ class Reply:
         self._ids: list[int] = []
         self._num_calls = 0
 
-    def add(self, output: RequestOutput) -> list[str | ToolCall]:
-        """Take a piece of output; return the texts and calls that are whole now."""
+    @property
+    def is_cut(self) -> bool:
+        """True where a call has begun that did not end."""
+        return isinstance(self._parser, DemandedCalls) and not self._parser.is_whole
+
+    def add(self, output: RequestOutput) -> list[Part]:
+        """Take a piece of output; return what is certain now."""
         self._text += output.text
         self._ids += output.token_ids
-        pieces: list[str | ToolCall] = [output.text] if output.text else []
-        if self._parser is not None:
-            pieces = self._parser.push(output.text)
-            if output.finish_reason is not None:
-                pieces += self._parser.flush()
-        return [piece for piece in pieces if isinstance(piece, str) or self._takes_call()]
+        match self._parser:
+            case None:
+                return [output.text] if output.text else []
+            case DemandedCalls() as calls:
+                parts = calls.push(output.text)
+            case parser:
+                pieces = parser.push(output.text)
+                pieces += parser.flush() if output.finish_reason is not None else []
+                parts = parts_of(pieces)
+        return [part for part in parts if self._takes(part)]
 
     def message(
         self,
@@ -174,10 +192,10 @@ class Reply:
         usage = usage_of(output.usage, marked_tokens=self._marked_tokens)
         return MessageDelta(self._stop(output), usage, self._report)
 
-    def _takes_call(self) -> bool:
-        """Count a call; False where the client wants but one and has it."""
-        self._num_calls += 1
-        return self._num_calls == 1 or self._body.parallel
+    def _takes(self, part: Part) -> bool:
+        """Count calls; False for a part of one where the client wants but one and has it."""
+        self._num_calls += isinstance(part, CallBegin)
+        return isinstance(part, str) or self._num_calls == 1 or self._body.parallel
 
     def _stop(self, output: RequestOutput) -> StopDelta:
         if output.finish_reason == "length":
@@ -203,19 +221,38 @@ class Reply:
 
 async def _whole(news: AsyncGenerator[News, None], reply: Reply) -> Response:
     """Gather the news into one message, and close them.  Raises what a failure stands for."""
-    content: list[TextAnswer | ToolUseAnswer] = []
+    parts: list[Part] = []
     async with aclosing(news):
         async for piece in news:
             output = piece.output
             if output.finish_reason in FAILED:
                 raise failure_of(output)
-            for part in reply.add(output):
-                last = content[-1] if content else None
-                if isinstance(part, str) and isinstance(last, TextAnswer):
-                    content[-1] = TextAnswer(last.text + part)
-                else:
-                    content.append(_block(part))
+            parts += reply.add(output)
+    content = _put_together(parts, is_cut=reply.is_cut)
     return json_response(reply.message(output.usage, content, reply.end(output).delta))
+
+
+def _put_together(parts: Sequence[Part], *, is_cut: bool) -> list[TextAnswer | ToolUseAnswer]:
+    """Return the blocks that parts make; the input of a call that was cut is no JSON, so empty."""
+    blocks: list[tuple[CallBegin | None, list[str]]] = []
+    for part in parts:
+        match part:
+            case CallBegin():
+                blocks.append((part, []))
+            case CallArguments():
+                blocks[-1][1].append(part.text)
+            case str():
+                if not blocks or blocks[-1][0] is not None:
+                    blocks.append((None, []))
+                blocks[-1][1].append(part)
+    if is_cut:
+        blocks[-1][1][:] = ["{}"]
+    return [
+        TextAnswer("".join(texts))
+        if begin is None
+        else ToolUseAnswer(begin.id, begin.name, msgspec.Raw("".join(texts).encode()))
+        for begin, texts in blocks
+    ]
 
 
 async def _events(news: AsyncGenerator[News, None], reply: Reply) -> AsyncGenerator[bytes, None]:
@@ -253,19 +290,17 @@ class _Blocks:
         self._index = -1
         self._open: str | None = None
 
-    def take(self, part: str | ToolCall) -> Iterator[Event]:
-        """Yield the events of a piece of text, or of a whole call."""
-        kind = "text" if isinstance(part, str) else "tool_use"
-        if kind != self._open or kind == "tool_use":
-            yield from self.end()
-            self._index += 1
-            self._open = kind
-            yield BlockStart(self._index, _block(part, is_empty=True))
-            if not self._index:
-                yield Ping()
-        yield BlockDelta(
-            self._index, TextDelta(part) if isinstance(part, str) else InputDelta(part.arguments)
-        )
+    def take(self, part: Part) -> Iterator[Event]:
+        """Yield the events of a piece of text, of a call's begin, or of its arguments."""
+        match part:
+            case CallBegin(id=name, name=tool):
+                yield from self._begin("tool_use", ToolUseAnswer(name, tool, msgspec.Raw(b"{}")))
+            case CallArguments(text=text):
+                yield BlockDelta(self._index, InputDelta(text))
+            case str():
+                if self._open != "text":
+                    yield from self._begin("text", TextAnswer(""))
+                yield BlockDelta(self._index, TextDelta(part))
 
     def end(self) -> Iterator[Event]:
         """Yield the end of the block that is open, if one is."""
@@ -273,12 +308,13 @@ class _Blocks:
             self._open = None
             yield BlockStop(self._index)
 
-
-def _block(part: str | ToolCall, *, is_empty: bool = False) -> TextAnswer | ToolUseAnswer:
-    if isinstance(part, str):
-        return TextAnswer("" if is_empty else part)
-    arguments = "{}" if is_empty else part.arguments
-    return ToolUseAnswer(part.id, part.name, msgspec.Raw(arguments.encode()))
+    def _begin(self, kind: str, block: TextAnswer | ToolUseAnswer) -> Iterator[Event]:
+        yield from self.end()
+        self._index += 1
+        self._open = kind
+        yield BlockStart(self._index, block)
+        if not self._index:
+            yield Ping()
 
 
 def _new_call_id() -> str:

@@ -8,11 +8,11 @@ are told as they come, and a call that a limit cut has what came of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from runtime.tokenizer.tool_calls import new_call_id
+from runtime.tokenizer.tool_calls import ToolCall, new_call_id
 
 _HEAD = re.compile(r'\{"name": "([a-zA-Z0-9_-]+)", "(?:arguments|parameters)": ')
 
@@ -31,6 +31,21 @@ class CallArguments(msgspec.Struct, frozen=True):
     """A piece of the latest call's arguments, as the model wrote it."""
 
     text: str
+
+
+Part = str | CallBegin | CallArguments
+"""What the text of a reply is cut into."""
+
+
+def parts_of(pieces: Iterable[str | ToolCall]) -> list[Part]:
+    """Return what a `ToolCallParser` found as parts: a call that is whole is two of them."""
+    parts: list[Part] = []
+    for piece in pieces:
+        if isinstance(piece, ToolCall):
+            parts += [CallBegin(piece.id, piece.name), CallArguments(piece.arguments)]
+        else:
+            parts.append(piece)
+    return parts
 
 
 class DemandedCalls:
@@ -58,11 +73,11 @@ class DemandedCalls:
         """True where no call has begun that did not end."""
         return not self._inside
 
-    def push(self, text: str) -> list[CallBegin | CallArguments]:
+    def push(self, text: str) -> list[Part]:
         """Add text; return what is certain now: each call before its arguments."""
         return list(self._pieces(text))
 
-    def _pieces(self, text: str) -> Iterator[CallBegin | CallArguments]:
+    def _pieces(self, text: str) -> Iterator[Part]:
         while text:
             if not self._inside:
                 self._between += text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,8 @@ from runtime.request import RequestOutput, Usage
 from runtime.server.anthropic import MessagesRequest
 from runtime.server.messages import Reply
 from runtime.server.tenants import Tenant, Tenants
-from runtime.tokenizer.tool_calls import ToolCall, ToolCallParser
+from runtime.tokenizer.demanded_calls import CallArguments, CallBegin
+from runtime.tokenizer.tool_calls import ToolCallParser
 from tests.support.served import JSON, NAME, quick_runtime, serving, wait_until_idle
 from tests.support.smollm2 import open_smollm2
 from tests.support.workloads import sentences
@@ -152,7 +154,8 @@ TOOLS = [{"name": name, "input_schema": {}} for name in "fg"]
 def test_a_client_that_wants_one_call_gets_one(choice: Any, names: list[str]) -> None:
     said, output = reply(CALLS, [5, 2], tools=TOOLS, tool_choice=choice)
     parts = said.add(output)
-    assert [part.name for part in parts if isinstance(part, ToolCall)] == names
+    assert [part.name for part in parts if isinstance(part, CallBegin)] == names
+    assert sum(isinstance(part, CallArguments) for part in parts) == len(names)
     assert said.end(output).delta.stop_reason == ("tool_use" if names else "end_turn")
     assert names or parts == [CALLS]
 
@@ -197,3 +200,41 @@ def test_what_is_marked_stays_when_others_need_room_where_the_policy_knows_marks
     assert marked_tokens_that_survive("priority", mark) > 100
     assert marked_tokens_that_survive("priority", None) < 50
     assert marked_tokens_that_survive("lru", mark) < 50
+
+
+def demanding(schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A request whose answer must be a call of one tool, whose `a` meets a schema."""
+    schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    tool = {"name": "f", "input_schema": schema | {"additionalProperties": False}}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    return body(tools=[tool], tool_choice=choice, **fields)
+
+
+@pytest.mark.parametrize(
+    ("schema", "max_tokens", "reason"),
+    [
+        ({"const": "Rome is far"}, 60, "tool_use"),
+        ({"type": "string", "minLength": 900}, 40, "max_tokens"),
+    ],
+)
+def test_a_demanded_call_is_told_while_it_is_written(
+    client: httpx.Client, schema: dict[str, Any], max_tokens: int, reason: str
+) -> None:
+    asked = demanding(schema, max_tokens=max_tokens)
+    whole = client.post("/v1/messages", json=asked).json()
+    (block,) = whole["content"]
+    is_whole = reason == "tool_use"
+    assert whole["stop_reason"] == reason
+    assert (block["type"], block["name"]) == ("tool_use", "f")
+    assert block["input"] == ({"a": "Rome is far"} if is_whole else {})
+    lines = client.post("/v1/messages", json=asked | {"stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["message_start", "content_block_start", "ping"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert events[1]["content_block"]["input"] == {}
+    assert events[-2]["delta"]["stop_reason"] == reason
+    pieces = [event["delta"]["partial_json"] for event in events[3:-3]]
+    assert len(pieces) > 3
+    came = "".join(pieces)
+    assert json.loads(came) == block["input"] if is_whole else came.startswith('{"a"')
