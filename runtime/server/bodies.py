@@ -33,12 +33,12 @@ async def read_body(request: HttpRequest, kind: type[Body], config: ServerConfig
         raise BodyTooSlow(
             f"the body was not whole after {config.body_timeout_s:g} seconds"
         ) from None
-    if is_deeper(text, config.max_json_depth):
-        raise MalformedBody(f"the body is nested deeper than {config.max_json_depth} levels")
     if not text.strip():
         raise MalformedBody("the body is empty: send a JSON object, if only {}")
     if has_more(text, MAX_CONTAINERS):
         raise MalformedBody(f"the body has more than {MAX_CONTAINERS} arrays and objects")
+    if is_deeper(text, config.max_json_depth):
+        raise MalformedBody(f"the body is nested deeper than {config.max_json_depth} levels")
     try:
         body = msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError:
