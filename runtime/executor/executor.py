@@ -48,7 +48,7 @@ class ModelExecutor:
             if batch.draws:
                 logits = self._drawn_from(hidden, batch)
                 tokens = choose_tokens(logits, batch.draws)
-                _check_chosen(logits, tokens)
+                self._check_chosen(logits, tokens)
                 logprobs = drawn_logprobs(logits, tokens, batch.draws)
             targets = self._target_logprobs(hidden, batch)
         return StepResult(
@@ -81,12 +81,14 @@ class ModelExecutor:
             found += token_logprobs(logits, batch.target_ids[part], batch.target_tops[part])
         return found
 
+    def _check_chosen(self, logits: torch.Tensor, tokens: list[int]) -> None:
+        """Raise BrokenLogits where a token was chosen by what is no number.
 
-def _check_chosen(logits: torch.Tensor, tokens: list[int]) -> None:
-    """Raise BrokenLogits where a token was chosen by what is no number; a row of them always is."""
-    ids = torch.tensor(tokens, device=logits.device)[:, None]
-    if not logits.gather(1, ids).isfinite().all():
-        raise BrokenLogits(
-            "the model computed logits that are no numbers: check its weights, or choose another "
-            "dtype"
-        )
+        In a row that has any, it always is.
+        """
+        ids = torch.tensor(tokens, device=logits.device)[:, None]
+        if not logits.gather(1, ids).isfinite().all():
+            raise BrokenLogits(
+                "the model computed logits that are no numbers: check its weights, or choose "
+                "another dtype"
+            )
