@@ -142,6 +142,7 @@ class SessionBook:
         twin.family, twin.shared_len = session.family, session.shared_len
         if session.held:
             self._holds.keep(twin, self.limits.idle_s)
+        self._touch(twin)  # not before its hold, as the clock goes on meanwhile
         self._use(session)
         return self._state(twin)
 

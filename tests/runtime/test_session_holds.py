@@ -133,3 +133,30 @@ def test_a_hold_that_is_all_there_is_to_a_session_takes_it_along() -> None:
     assert bench.book.state(used).session_id == used
     assert len(bench.book) == 1
     bench.check_idle()
+
+
+class TickingBench(SessionBench):
+    """Its time goes on whenever somebody looks, as real time does."""
+
+    @property
+    def now(self) -> float:
+        """A little later than at the last look."""
+        self._now += 0.001
+        return self._now
+
+    @now.setter
+    def now(self, value: float) -> None:
+        self._now = value
+
+
+def test_no_session_ends_before_its_hold_while_time_goes_on() -> None:
+    bench = TickingBench()
+    session = bench.create()
+    bench.generate(session)
+    twin = bench.book.fork(session).session_id
+    bench.book.check()
+    bench.book.hold(twin, 60)
+    bench.append(session, [1])
+    bench.book.check()
+    bench.generate(twin)
+    bench.check_idle()
