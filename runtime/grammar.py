@@ -53,7 +53,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
              lark         a context-free grammar in llguidance's dialect of Lark; `start` begins it
     source   the text of it
     schemas  of kind lark: JSON schemas that its rules name as schema_0, schema_1, …
-    strict   whether a keyword of a schema that can't be enforced is refused, or passed over
+    strict   whether a keyword of a schema that can't be enforced is refused, or passed over; where
+             there are `schemas`, this is of the last one, and the others pass it over
     param    the field of the request that it came from, for messages
 
     Raises InvalidRequest for one that is malformed as JSON or over a limit.
@@ -86,7 +87,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
     def refusal(self, reason: str) -> InvalidRequest:
         """Return the error that says why this grammar is not served."""
-        kind = self.kind.replace("_", " ")
+        kind = "json schema" if self.schemas else self.kind.replace("_", " ")
         return InvalidRequest(f"the {kind} can't be enforced: {reason}", param=self.param)
 
     def choices(self) -> list[str]:

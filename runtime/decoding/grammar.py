@@ -164,7 +164,8 @@ def _library_source(grammar: Grammar) -> str:
         case "lark":
             rules = [grammar.source]
             for number, text in enumerate(grammar.schemas):
-                schema = closed(json.loads(text)) | {"x-guidance": _options(strict=grammar.strict)}
+                is_strict = grammar.strict and number == len(grammar.schemas) - 1
+                schema = closed(json.loads(text)) | {"x-guidance": _options(strict=is_strict)}
                 rules.append(f"schema_{number}: %json {json.dumps(schema)}")
             source = LLMatcher.grammar_from_lark("\n".join([*rules, ""]))
     return source

@@ -92,8 +92,7 @@ def tools_grammar(
     name      the one tool that must be called; None: any of them
     parallel  whether there may be several calls, as far as the format has them
     format    how the model writes them
-    otherwise the JSON that may be instead of calls, of kind json_object or json_schema; where that
-              is strict, so are the tools' schemas
+    otherwise the JSON that may be instead of calls, of kind json_object or json_schema
 
     Raises InvalidRequest for a name that no tool has, no tools, or a schema over the limits.
     """

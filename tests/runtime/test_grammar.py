@@ -167,6 +167,18 @@ def test_a_reply_calls_or_is_the_json_that_was_asked_for(
         assert jsonschema_rs.is_valid(LIST, json.loads("".join(map(str, pieces))))
 
 
+def test_a_tool_may_have_what_can_not_be_enforced_beside_a_format_that_may_not(
+    constrainer: Constrainer,
+) -> None:
+    odd = {"type": "object", "properties": {"a": {"not": {"const": 1}}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": odd}}
+    assert constrainer.compile(tools_grammar([tool], otherwise=schema(LIST))).allowed()
+    with pytest.raises(InvalidRequest, match="not"):
+        constrainer.compile(tools_grammar([tool], otherwise=schema(odd)))
+    lenient = schema(odd, strict=False)
+    assert constrainer.compile(tools_grammar([tool], otherwise=lenient)).allowed()
+
+
 def test_forks_go_their_own_ways(tokenizer: Tokenizer, constrainer: Constrainer) -> None:
     first = constrainer.compile(choice_grammar(["ab", "ac"]))
     (a, b, c) = (tokenizer.encode(letter)[0] for letter in "abc")
