@@ -99,17 +99,17 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="compute one in N finished requests again in idle time, and compare (0: none)",
     )
+    _add_kv_events_flags(flag)
+    _add_log_flags(flag)
+
+
+def _add_log_flags(flag: Callable[..., object]) -> None:
     flag(
         "--trace-log",
         type=Path,
         metavar="FILE",
         help="append a line of block hashes for each request, to replay with radixcache simulate",
     )
-    _add_kv_events_flags(flag)
-    _add_log_flags(flag)
-
-
-def _add_log_flags(flag: Callable[..., object]) -> None:
     flag(
         "--log-level",
         default="info",

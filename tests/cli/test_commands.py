@@ -101,7 +101,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["generate", "x", "--max-len", "100000"], 2, "8192"),
     (["pull", "gpt-4"], 1, "gpt-4"),
     (["serve", "--port", "70000"], 2, "65535"),
-    (["serve", "--model", "no/such.gguf", "--trace-log", "no/such/trace.jsonl"], 1, "trace.jsonl"),
+    (["serve", "--model", "no/such.gguf", "--trace-log", "no/such/trace.jsonl"], 2, "trace.jsonl"),
     (["serve", "--model", "no/such.gguf", "--public-prefix", "no/such.txt"], 2, "no/such.txt"),
     (["serve", "--host", "no.such.host.invalid"], 1, "no.such.host.invalid"),
     (["serve", "--port", "0", "--trace-log", "/no/such/folder"], 2, "--trace-log /no/such/folder"),
