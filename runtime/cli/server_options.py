@@ -21,6 +21,10 @@ from runtime.server.tenants import Tenants, load_tenants
 if TYPE_CHECKING:
     from runtime.kv_events import KVEventPublisher
 
+_SIZES = (
+    ("max-body-bytes", "largest body of a request (default 8MiB)"),
+    ("max-header-bytes", "largest request line with headers (default 64KiB)"),
+)
 _COUNTS = (
     ("max-connections", "connections open at once"),
     ("max-messages", "messages of a conversation"),
@@ -33,14 +37,25 @@ _COUNTS = (
     ("max-tenant-sessions", "sessions of one tenant open at once"),
 )
 _SECONDS = (
-    ("header-timeout-s", "until a request's headers must be whole"),
-    ("body-timeout-s", "until a body must be whole"),
-    ("idle-timeout-s", "that a connection may stay open between two requests"),
-    ("write-timeout-s", "that a client may leave its answer unread"),
-    ("drain-s", "that requests in flight may go on after a signal to stop"),
-    ("slow-miss-s", "to the first token from which on a miss is logged with its cause, 0: never"),
-    ("session-idle-s", "after its last use at which a session ends"),
+    ("header-timeout-s", "seconds until a request's headers must be whole"),
+    ("body-timeout-s", "seconds until a body must be whole"),
+    ("idle-timeout-s", "seconds that a connection may stay open between two requests"),
+    ("write-timeout-s", "seconds that a client may leave its answer unread"),
+    ("drain-s", "seconds that requests in flight may go on after a signal to stop"),
+    (
+        "slow-miss-s",
+        "seconds to the first token from which on a miss is logged with its cause, 0: never",
+    ),
+    ("session-idle-s", "seconds after its last use at which a session ends"),
 )
+_Kind = tuple[tuple[tuple[str, str], ...], str, Callable[[str], float], str]
+_NUMBERS: tuple[_Kind, ...] = (
+    (_SIZES, "-bytes", parse_bytes, "SIZE"),
+    (_COUNTS, "", int, "N"),
+    (_SECONDS, "-s", float, "S"),
+)
+"""Settings by kind, the unit that their flags leave out, and how a value is read and shown."""
+
 _KV_EVENTS_BUFFER = 10_000
 
 
@@ -56,30 +71,18 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="a system prompt whose K/V all tenants may share, computed at the start",
     )
     flag("--open-metrics", action="store_true", help="show /metrics to whoever asks")
-    for name, value, text in (
-        ("max-body", default.max_body_bytes, "largest body of a request (default 8MiB)"),
-        (
-            "max-header",
-            default.max_header_bytes,
-            "largest request line with headers (default 64KiB)",
-        ),
-    ):
-        dest = f"{name.replace('-', '_')}_bytes"
-        flag(f"--{name}", dest=dest, type=parse_bytes, default=value, metavar="SIZE", help=text)
-    for name, text in _COUNTS:
-        count = getattr(default, name.replace("-", "_"))
-        flag(f"--{name}", type=int, default=count, metavar="N", help=f"{text} (default {count})")
-    for name, text in _SECONDS:
-        dest = name.replace("-", "_")
-        limit = getattr(default, dest)
-        flag(
-            f"--{name.removesuffix('-s')}",
-            dest=dest,
-            type=float,
-            default=limit,
-            metavar="S",
-            help=f"seconds {text} (default {limit:g})",
-        )
+    for names, unit, kind, metavar in _NUMBERS:
+        for name, text in names:
+            dest = name.replace("-", "_")
+            value = getattr(default, dest)
+            flag(
+                f"--{name.removesuffix(unit)}",
+                dest=dest,
+                type=kind,
+                default=value,
+                metavar=metavar,
+                help=text if kind is parse_bytes else f"{text} (default {value:g})",
+            )
     flag(
         "--held-share",
         type=float,
