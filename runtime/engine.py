@@ -363,9 +363,10 @@ class Engine:
         results: list[tuple[Sequence, StepResult]] = []
         failed: list[tuple[Sequence, Exception]] = []
         for sequence, piece in zip(self.scheduler.planned(), plan.slices, strict=True):
+            if is_whole:
+                failed.append((sequence, error))
+                continue
             try:
-                if is_whole:
-                    raise error
                 alone = self._executor.execute(StepPlan(step=plan.step, pieces=(piece,)))
                 results.append((sequence, alone))
             except Exception as caught:
