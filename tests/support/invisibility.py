@@ -126,6 +126,9 @@ class WatchedExecutor(ModelExecutor):
             self.odd.append("logits of rows that draw differ from those of all rows")
         return result
 
+    def _check_chosen(self, logits: torch.Tensor, tokens: list[int]) -> None:
+        """Let pass what is no number: it is seen in the rows, and in which."""
+
 
 def rows_of(store: KVStore, table: Sequence[int], start: int, end: int) -> torch.Tensor:
     """K/V of the tokens `start … end` of a sequence: [layers, 2, T, kv heads, head dim]."""
