@@ -1,16 +1,10 @@
-"""Tests of exactness use one thread: sums differ by thread count, and the tests share few cores."""
+"""Tests of exactness use one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def one_thread(one_thread: None) -> None:
+    """For each of them."""

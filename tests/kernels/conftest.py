@@ -64,12 +64,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep torch to one thread, which is faster at these sizes and steady on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def one_thread(one_thread: None) -> None:
+    """For each test here: faster at these sizes, and steady on a busy machine."""
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])

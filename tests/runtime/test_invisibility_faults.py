@@ -14,18 +14,12 @@ from tests.support.invisibility import CPU, Alone, Visible
 from tests.support.planted_arithmetic import FAULTS, PlantedFault
 from tests.support.tiny_models import random_weights, tiny_config
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS = [
     dict(zip(HOW, row, strict=True))
     for row in ((True, 16, 0, 7, False, True, 1), (True, 16, 7, 1, True, False, 1))
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def hunt(dtype: torch.dtype) -> None:

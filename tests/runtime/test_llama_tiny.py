@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +18,8 @@ from runtime.models.llama import LlamaModel
 from runtime.plan import StepPlan, StepResult
 from runtime.request import Request, SamplingParams
 from tests.support.tiny_models import dense_logits, random_weights, tiny_config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 SHAPES = {
@@ -132,14 +133,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "native" and not native.available():
         pytest.skip(native.build().reason)
     monkeypatch.setenv("RADIXCACHE_KERNELS", request.param)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # Right.
