@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from runtime.kv_events import KVEventPublisher
 
 
-_log = logging.getLogger("radixcache")
-
-
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("serve", help="serve the model over HTTP, as OpenAI does")
