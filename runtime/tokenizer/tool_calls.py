@@ -205,7 +205,7 @@ class ToolCallParser:
         return self._wanted(self._push(text))
 
     def flush(self) -> list[str | ToolCall]:
-        """End the text; return what was held back.  A last call may lack its end mark."""
+        """End the text; return what was held back.  A last call may lack some of its end mark."""
         return self._wanted(self._flush())
 
     def _wanted(self, pieces: Sequence[str | ToolCall]) -> list[str | ToolCall]:
@@ -231,7 +231,7 @@ class ToolCallParser:
         while self._inside:
             self._inside = False
             body, self._buffer = self._buffer, ""
-            calls, rest = self._read(body)
+            calls, rest = self._read(body[: len(body) - _partial(body, CLOSE)])
             if not calls:
                 # Perhaps an end mark was taken for a part of a string that never ended.
                 head, mark, rest = body.partition(CLOSE)

@@ -64,6 +64,7 @@ CALL = ("f", '{"a": 1}')
         (f"<tool_call>{GOOD}</tool_call>\n<tool_call>{GOOD}</tool_call>", [CALL, CALL]),
         (f"<tool_call>{GOOD}</tool_call> So.", [CALL, " So."]),
         (f"<tool_call>{GOOD}", [CALL]),  # cut off, but whole
+        (f"<tool_call>\n{GOOD}\n</tool_c", [CALL]),
         ('<tool_call>{"arguments":{},"name":"f","x":1}</tool_call>', [("f", "{}")]),
         ('<tool_call>{"name": "f"}</tool_call>', [("f", "{}")]),
         ('<tool_call>{"name": "f", "parameters": {}}</tool_call>', [("f", "{}")]),
