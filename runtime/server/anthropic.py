@@ -167,17 +167,20 @@ class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return None if self.output_config is None else self.output_config.format
 
     def grammar(self, format: ToolFormat) -> Grammar | None:
-        """Return the grammar of what is demanded; None for nothing.  Raises InvalidRequest.
+        """Return the grammar of what is demanded, or of that and calls; None for any text.
 
         format  how the model writes calls
+
+        Raises InvalidRequest.
         """
+        demanded = None
         if self.output_format is not None:
             source = msgspec.json.encode(self.output_format.schema).decode()
-            return Grammar(kind="json_schema", source=source, param="output_config")
-        if not self.demands_call:
-            return None
-        tools = self.template_tools() or ()
-        return tools_grammar(tools, self.demanded_tool, self.parallel, format=format)
+            demanded = Grammar(kind="json_schema", source=source, param="output_config")
+        if not self.demands_call and (demanded is None or not self.reads_calls):
+            return demanded
+        tools, name = self.template_tools() or (), self.demanded_tool
+        return tools_grammar(tools, name, self.parallel, format=format, otherwise=demanded)
 
     @property
     def parallel(self) -> bool:

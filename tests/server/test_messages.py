@@ -238,3 +238,30 @@ def test_a_demanded_call_is_told_while_it_is_written(
     assert len(pieces) > 3
     came = "".join(pieces)
     assert json.loads(came) == block["input"] if is_whole else came.startswith('{"a"')
+
+
+def test_beside_tools_a_format_leaves_the_choice_to_the_model(client: httpx.Client) -> None:
+    def whole_schema(name: str) -> dict[str, Any]:
+        values = {name: {"enum": [1, 2]}}
+        closed = {"required": [name], "additionalProperties": False}
+        return {"type": "object", "properties": values} | closed
+
+    asked = {
+        "tools": [{"name": "count", "input_schema": whole_schema("b")}],
+        "output_config": {"format": {"type": "json_schema", "schema": whole_schema("a")}},
+        "max_tokens": 600,
+        "temperature": 0,
+    }
+    reasons = set()
+    for number in range(1, 25):
+        question = [{"role": "user", "content": "How many?" * number}]
+        message = client.post("/v1/messages", json=body(**asked, messages=question)).json()
+        first = message["content"][0]
+        reasons.add(message["stop_reason"])
+        if message["stop_reason"] == "tool_use":
+            assert first["input"]["b"] in (1, 2)
+        elif message["stop_reason"] == "end_turn":
+            assert json.loads(first["text"])["a"] in (1, 2)
+    assert {"tool_use", "end_turn"} <= reasons
+    message = client.post("/v1/messages", json=body(**asked, tool_choice={"type": "none"})).json()
+    assert json.loads(message["content"][0]["text"])["a"] in (1, 2)
