@@ -76,10 +76,16 @@ def _names_all(schema: Mapping[str, Any]) -> bool:
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every object within a JSON value, be it a schema or not."""
+    """Yield every object within a JSON value, be it a schema or not, but for maps of schemas.
+
+    Their keys are names that somebody chose, `dependencies` among them.
+    """
     if isinstance(value, dict):
         yield value
-        value = list(value.values())
+        maps = [value[name] for name in _MAPS_OF_SCHEMAS & value.keys()]
+        value = [value[name] for name in value.keys() - _MAPS_OF_SCHEMAS]
+        for item in maps:
+            value += item.values() if isinstance(item, dict) else [item]
     if isinstance(value, list):
         for item in value:
             yield from _mappings(item)

@@ -106,7 +106,19 @@ def test_properties_with_the_names_of_keywords_are_properties() -> None:
     assert not jsonschema_rs.is_valid(found, {"properties": {"b": 1}})
 
 
-names = st.sampled_from(["a", "b", "items", "anyOf", "properties", "required"])
+@pytest.mark.parametrize("name", ["dependencies", "not", "if", "allOf", "extends", "$ref"])
+@pytest.mark.parametrize("keyword", ["properties", "$defs"])
+def test_a_name_that_is_a_keyword_elsewhere_leaves_nothing_open(keyword: str, name: str) -> None:
+    named = {keyword: {name: {"type": "string"}, "properties": {}}}
+    schema = {
+        "properties": {"inner": TOWN | named | {"required": []}, **named.get("properties", {})}
+    }
+    assert jsonschema_rs.is_valid(schema, {"inner": {"more": 1}})
+    assert not jsonschema_rs.is_valid(closed(schema), {"inner": {"more": 1}})
+    assert not jsonschema_rs.is_valid(closed(schema), MORE)
+
+
+names = st.sampled_from(["a", "b", "items", "anyOf", "allOf", "properties", "required"])
 values = st.recursive(
     st.none() | st.integers(0, 2), lambda v: st.dictionaries(names, v, max_size=3), max_leaves=5
 )
