@@ -54,6 +54,7 @@ from runtime.tokenizer.demanded_calls import (
 )
 from runtime.tokenizer.load import Tokenizer
 from runtime.tokenizer.tool_calls import ToolCallParser
+from runtime.tokenizer.tool_format import ToolFormat
 
 RETENTION_PRIORITY = 1
 """Worth of a marked prefix to the cache; what is not marked has 0."""
@@ -77,11 +78,7 @@ class MessageEndpoints:
         constraint = await self._served.constrain(grammar)
         ask, marked = await run_in_threadpool(self._ask, body, caller, constraint)
         runtime = self._served.runtime
-        parser: ToolCallParser | DemandedCalls | None = None
-        if body.demands_call:
-            parser = DemandedCalls(new_id=_new_call_id)
-        elif body.reads_calls:
-            parser = ToolCallParser(runtime.tool_format, new_id=_new_call_id)
+        parser = parser_of(body, runtime.tool_format)
         spoken = spoken_by(self._served, body.template_messages(), body.template_tools())
         report = await explained(
             self._served, request, body.radixcache, caller, ask.prompts, spoken
@@ -127,6 +124,15 @@ class MessageEndpoints:
         return ask, max((retention.end or 0 for retention in retentions), default=0)
 
 
+def parser_of(body: MessagesRequest, format: ToolFormat) -> ToolCallParser | DemandedCalls | None:
+    """Return what finds the calls in a reply, as many as the client wants; None for no calls."""
+    if body.demands_call:  # how many, its grammar bounds
+        return DemandedCalls(new_id=_new_call_id)
+    if not body.reads_calls:
+        return None
+    return ToolCallParser(format, max_calls=None if body.parallel else 1, new_id=_new_call_id)
+
+
 class Reply:
     """A message on its way: from pieces of text to blocks, and why it ended."""
 
@@ -168,7 +174,8 @@ class Reply:
                 pieces = parser.push(output.text)
                 pieces += parser.flush() if output.finish_reason is not None else []
                 parts = parts_of(pieces)
-        return [part for part in parts if self._takes(part)]
+        self._num_calls += sum(isinstance(part, CallBegin) for part in parts)
+        return parts
 
     def message(
         self,
@@ -191,11 +198,6 @@ class Reply:
         """Return how the message ended, from its last piece."""
         usage = usage_of(output.usage, marked_tokens=self._marked_tokens)
         return MessageDelta(self._stop(output), usage, self._report)
-
-    def _takes(self, part: Part) -> bool:
-        """Count calls; False for a part of one where the client wants but one and has it."""
-        self._num_calls += isinstance(part, CallBegin)
-        return isinstance(part, str) or self._num_calls == 1 or self._body.parallel
 
     def _stop(self, output: RequestOutput) -> StopDelta:
         if output.finish_reason == "length":

@@ -14,10 +14,10 @@ from runtime.decoding.grammar import GrammarFailure
 from runtime.grammar import Grammar
 from runtime.request import RequestOutput, Usage
 from runtime.server.anthropic import MessagesRequest
-from runtime.server.messages import Reply
+from runtime.server.messages import Reply, parser_of
 from runtime.server.tenants import Tenant, Tenants
 from runtime.tokenizer.demanded_calls import CallArguments, CallBegin
-from runtime.tokenizer.tool_calls import ToolCallParser
+from runtime.tokenizer.tool_format import HERMES
 from tests.support.served import JSON, NAME, quick_runtime, serving, wait_until_idle
 from tests.support.smollm2 import open_smollm2
 from tests.support.workloads import sentences
@@ -134,8 +134,7 @@ def reply(text: str, ids: list[int], reason: Any = "stop", **fields: Any) -> tup
         request_id="a", text=text, token_ids=tuple(ids), usage=usage, finish_reason=reason
     )
     request = msgspec.convert(body(**fields), MessagesRequest)
-    parser = ToolCallParser() if request.reads_calls else None
-    tokenizer = open_smollm2().tokenizer()
+    parser, tokenizer = parser_of(request, HERMES), open_smollm2().tokenizer()
     return Reply("msg_1", request, parser, tokenizer, marked_tokens=0), output
 
 
