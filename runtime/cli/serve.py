@@ -62,6 +62,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Take the port, load the model, and serve until interrupted."""
     config, settings = runtime_config(args), server_config(args)
+    if args.api_keys is not None:  # who writes them anew while the model loads is heeded after
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     read_keys = partial(tenants_of, args, random_secret=secrets.token_bytes(32))
     tenants, public_prefix = read_keys(), public_prefix_of(args)
     with ExitStack() as cleanup:
@@ -128,6 +130,7 @@ class Server(uvicorn.Server):
         if self._follow_keys is not None:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def _hung_up(self) -> None:
         task = asyncio.ensure_future(self.read_keys_anew())
