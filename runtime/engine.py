@@ -390,11 +390,11 @@ class Engine:
         return live if branch is not None and branch.sequence is sequence else None
 
     def _stuck(self) -> list[RequestOutput]:
-        """Nothing could be planned: whoever waits first can't be served with what is left."""
-        if self.scheduler.running or self.scheduler.closing or not self.scheduler.waiting:
+        """Nothing could be planned: whoever found no room can't be served with what is left."""
+        refused = self.scheduler.admission.refused
+        at_work = self.scheduler.running or self.scheduler.closing
+        if at_work or refused is None or self.give_way(refused.request.namespace):
             return []
-        live = self._live[self.scheduler.waiting[0].request.request_id]
-        if self.give_way(live.request.namespace):
-            return []
+        live = self._live[refused.request.request_id]
         reason = "what is left of it is kept for others, by their quotas or outside the engine"
         return self._end_all(live, "error", error=f"{NO_ROOM}: {reason}")

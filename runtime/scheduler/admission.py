@@ -60,6 +60,7 @@ class Admission:
     give_way  ends a hold that a namespace's own sessions have; False where they have none
     curves    watches what is asked for, to tell what a larger cache would find; None: nobody does
     trace_log writes a line for each request as it ends; None: nobody does
+    refused   who found no room as this was last asked, a quota's or else the pool's; None: nobody
     """
 
     def __init__(self, cache: RadixCache, config: EngineConfig) -> None:
@@ -68,6 +69,7 @@ class Admission:
         self.give_way: Callable[[Namespace], bool] = lambda namespace: False
         self.curves: LiveCurves | None = None
         self.trace_log: TraceLog | None = None
+        self.refused: Waiting | None = None
         self.ordering = ORDERINGS[config.ordering]()
         self._just_aged: list[Waiting] = []  # in the step in progress
         self._cache = cache
@@ -87,6 +89,7 @@ class Admission:
 
     def put_back(self, sequence: Waiting) -> None:
         """Queue a sequence that had to give its blocks back, at its old place."""
+        self.refused = None
         insort(self.waiting, sequence, key=lambda waiting: waiting.arrival)
 
     def admitted(self, running: Sequence[Waiting]) -> Iterator[tuple[Waiting, Copies]]:
@@ -99,6 +102,7 @@ class Admission:
         what many ask for at once is computed once.  One that its namespace's quota keeps out lets
         others pass, too; one for which the pool is too full does not, or it would starve.
         """
+        self.refused = None
         num_running = sum(sequence.num_branches for sequence in running)
         if num_running >= self._config.max_running:
             return  # or a full batch would pay for an order that nobody is admitted by
@@ -123,7 +127,9 @@ class Admission:
                 lease = self._acquired(key, sequence)
             except OutOfBlocks as refused:
                 if refused.quota is None:
+                    self.refused = sequence
                     return
+                self.refused = self.refused or sequence
                 continue
             num_running += sequence.num_branches
             self._let_in(sequence)

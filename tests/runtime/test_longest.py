@@ -6,6 +6,7 @@ import pytest
 
 from radixcache import Namespace, Quota
 from runtime.errors import PromptTooLong
+from runtime.scheduler.ordering import ORDERINGS
 from tests.support.engine_bench import EngineBench
 
 SYSTEM = list(range(8))
@@ -64,4 +65,19 @@ def test_what_others_shares_leave_no_room_for_says_so() -> None:
     assert news.finish_reason == "error"
     assert news.error is not None
     assert news.error.startswith("the pool has no room for the request: ")
+    bench.check_idle()
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_who_finds_no_room_ends_and_not_who_waits_beside_it(ordering: str) -> None:
+    """An ordering may try the large one first, though the small one came first."""
+    bench = EngineBench(num_blocks=16, ordering=ordering)
+    bench.cache.set_quota(EVIL, Quota(soft_limit=8))
+    bench.submit("theirs", [5] * 7, namespace=EVIL, max_tokens=1)
+    bench.submit("head", [6] * 3, namespace=ACME, max_tokens=1)
+    bench.run()
+    bench.submit("small", [7, 8], namespace=ACME, max_tokens=1, priority=1)
+    bench.submit("large", [6] * 12, namespace=ACME, max_tokens=1)
+    bench.run()
+    assert [bench.reason(name) for name in ("small", "large")] == ["length", "error"]
     bench.check_idle()
