@@ -5,6 +5,8 @@ Owns: the order of work within a step.  Does not know: requests, the queue, the 
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from radixcache.lease import BlockCopy
@@ -19,6 +21,8 @@ from runtime.plan import Difference, Ids, StepPlan, StepResult, TokenLogprobs
 
 LOGIT_ROWS = 256
 """Rows of a prompt whose logits are in memory at once: 50 MB where there are 49,152 tokens."""
+
+BROKEN = "the model computed logits that are no numbers: check its weights, or choose another dtype"
 
 
 class ModelExecutor:
@@ -51,6 +55,7 @@ class ModelExecutor:
                 self._check_chosen(logits, tokens)
                 logprobs = drawn_logprobs(logits, tokens, batch.draws)
             targets = self._target_logprobs(hidden, batch)
+        self._check_told([*filter(None, logprobs), *targets])
         return StepResult(
             step=plan.step,
             token_ids=tuple(tokens),
@@ -88,7 +93,9 @@ class ModelExecutor:
         """
         ids = torch.tensor(tokens, device=logits.device)[:, None]
         if not logits.gather(1, ids).isfinite().all():
-            raise BrokenLogits(
-                "the model computed logits that are no numbers: check its weights, or choose "
-                "another dtype"
-            )
+            raise BrokenLogits(BROKEN)
+
+    def _check_told(self, told: list[TokenLogprobs]) -> None:
+        """Raise BrokenLogits where a log-probability is no number, as in a row that has any."""
+        if any(math.isnan(logprobs.token) for logprobs in told):
+            raise BrokenLogits(BROKEN)

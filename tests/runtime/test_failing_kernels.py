@@ -179,11 +179,8 @@ def test_an_operation_of_torch_that_fails_ends_the_request_that_it_fails_on(
     assert armed.num_failed >= 4
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_kernel_that_computes_no_numbers_ends_the_request_that_it_does_so_for(
-    value: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rather than to draw whatever comes first: an end of sequence, or the same token for ever."""
+def break_hidden(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the model compute what is no number behind poison."""
     forward = LlamaModel.forward
 
     def breaking(model: LlamaModel, batch: Batch, store: KVStore) -> torch.Tensor:
@@ -192,4 +189,31 @@ def test_a_kernel_that_computes_no_numbers_ends_the_request_that_it_does_so_for(
         return hidden
 
     monkeypatch.setattr(LlamaModel, "forward", breaking)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_kernel_that_computes_no_numbers_ends_the_request_that_it_does_so_for(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than to draw whatever comes first: an end of sequence, or the same token for ever."""
+    break_hidden(value, monkeypatch)
     check_that_only_the_poisoned_end(new_engine(), "BrokenLogits: the model computed logits")
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_prompt_is_not_scored_by_what_is_no_number(
+    value: float, max_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_hidden(value, monkeypatch)
+    engine = new_engine()
+    scored = SamplingParams(max_tokens=max_tokens, prompt_logprobs=1)
+    submit(engine, "broken", [1, 2, POISON, 3, 4], scored)
+    submit(engine, "whole", [1, 2, 5, 3, 4], scored)
+    news: list[RequestOutput] = []
+    while engine.has_work:
+        news += engine.step()
+        engine.check()
+    last = {output.request_id: output for output in news if output.is_last}
+    assert (last["broken"].finish_reason, last["whole"].finish_reason) == ("error", "length")
+    assert "BrokenLogits" in str(last["broken"].error)
