@@ -82,9 +82,10 @@ def _too_long(length: int, max_len: int, *, is_own: bool) -> PromptTooLong:
     if is_own:
         limit = f"the {max_len} that a public prefix and quotas leave you"
         more = "ask the operator for more K/V memory or a larger quota"
+    most = max(0, max_len - 1)
     return PromptTooLong(
-        f"the prompt has {length} tokens, and this server takes at most {max_len - 1} "
+        f"the prompt has {length} tokens, and this server takes at most {most} "
         f"({limit}, one token of output included): shorten it, or {more}",
         num_tokens=length,
-        max_tokens=max_len - 1,
+        max_tokens=most,
     )

@@ -54,6 +54,13 @@ def test_a_limit_that_is_the_tenants_own_is_told_as_such() -> None:
         bench.submit("a", [5] * 32, namespace=EVIL)
 
 
+def test_a_tenant_without_any_block_may_have_prompts_of_no_token() -> None:
+    bench = bench_of(block_size=2, public=False, hard=0)
+    with pytest.raises(PromptTooLong, match=r"at most 0 \(the 0 that") as caught:
+        bench.submit("a", [5], namespace=ACME)
+    assert caught.value.max_tokens == 0
+
+
 def test_what_others_shares_leave_no_room_for_says_so() -> None:
     bench = EngineBench(num_blocks=16)
     bench.cache.set_quota(EVIL, Quota(soft_limit=8))
