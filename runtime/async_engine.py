@@ -236,6 +236,8 @@ class AsyncEngine:
         self._stopping = True
 
     def _abort_all(self) -> None:
+        if self._failure is not None:
+            return  # everybody is told of that, and a broken engine is asked for nothing more
         for request_id in list(self._streams):
             self._deliver(self._engine.abort(request_id))
 

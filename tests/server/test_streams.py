@@ -13,7 +13,7 @@ import pytest
 
 from runtime.async_engine import AsyncEngine
 from runtime.loading import Runtime
-from runtime.request import Request, SamplingParams
+from runtime.request import Request, RequestOutput, SamplingParams
 from tests.support.served import HashExecutor, serving, wait_until_idle
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -153,3 +153,29 @@ def test_the_engine_thread_stops_within_its_time_and_ends_what_is_left(runtime: 
     assert asyncio.run(follow()) == "abort"
     assert not runtime.engine.has_work
     runtime.engine.check()
+
+
+def test_what_breaks_the_engine_is_told_though_a_hurried_stop_comes_at_once(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = AsyncEngine(runtime.engine)
+
+    def breaking() -> None:
+        engine.hurry()
+        raise SystemError("out of everything")
+
+    monkeypatch.setattr(runtime.engine, "step", breaking)
+    engine.start()
+
+    async def follow() -> list[RequestOutput]:
+        prompt = (5).to_bytes(4, "little")
+        request = Request(request_id="a", prompt=prompt, sampling=SamplingParams())
+        stream = await engine.submit(request)
+        return [output async for output in stream]
+
+    (last,) = asyncio.run(follow())
+    assert (last.finish_reason, last.is_last) == ("error", True)
+    assert "the engine broke down: SystemError: out of everything" in str(last.error)
+    engine.stop(drain_s=0)
+    monkeypatch.undo()
+    runtime.engine.abort("a")  # what a thread that is gone can't give back
