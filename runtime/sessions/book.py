@@ -126,6 +126,7 @@ class SessionBook:
         if session.revision != revision:
             raise SessionBusy("the session was changed meanwhile: read its state and try again")
         self._check_tokens(tokens)
+        self._holds.note_found(session, tokens)
         session.tokens, session.conversation = tokens, conversation
         session.revision += 1
         self._use(session)

@@ -51,7 +51,7 @@ class Session:
         self.namespace = namespace
         self.parent = parent
         self.family = session_id  # of the session that it, or what it was forked from, began as
-        self.shared_len: int | None = None  # tokens that others had cached before its first turn
+        self.shared_len: int | None = None  # tokens that others had cached, from its first turn on
         self.tokens = b""
         self.conversation: Conversation | None = None
         self.revision = 0
@@ -146,6 +146,16 @@ class SessionHolds:
         if holding:
             self.let_go(min(holding, key=lambda s: (bool(s.turn), s.last_used)))
         return bool(holding)
+
+    def note_found(self, session: Session, tokens: bytes) -> None:
+        """Note what others have computed of the tokens that a session is about to have.
+
+        Whatever is cached beyond what its own tokens have in common with them is theirs.
+        """
+        found = self._cache.match_len(PrefixKey(session.namespace, tokens))
+        own = common_prefix_len(session.tokens, 0, tokens, num_tokens(tokens))
+        if session.shared_len is not None and found > own:
+            session.shared_len = found
 
     def abandon(self, session: Session, generated: bytes = b"") -> None:
         """Tell the cache that nobody comes back to what only this session has gone through.

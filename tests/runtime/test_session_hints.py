@@ -50,6 +50,21 @@ def test_what_it_found_when_it_began_is_not_abandoned_with_it() -> None:
     assert evicted_first(bench) == [8] * 6
 
 
+def test_what_it_found_when_it_began_anew_is_not_abandoned_with_it() -> None:
+    bench = SessionBench()
+    session = bench.create([9] * 6)
+    bench.generate(session)
+    bench.ask(PREFIX)
+    bench.ask([8] * 6)
+    revision = bench.book.state(session).revision
+    bench.book.replace(session, pack_tokens([*PREFIX, 50, 51]), revision=revision)
+    bench.generate(session)
+    bench.book.close(session)
+    marked = [node for node in bench.engine.engine.cache.tree.walk() if node.is_abandoned]
+    assert min(node.start for node in marked) == len(PREFIX)
+    bench.check_idle()
+
+
 def test_a_branch_that_is_closed_leaves_what_its_trunk_and_twins_go_on_from() -> None:
     bench = SessionBench(num_blocks=64)
     trunk = bench.create()
