@@ -96,7 +96,7 @@ class SessionBook:
         Raises ServerBusy beyond the limits; InvalidRequest or PromptTooLong for the tokens.
         """
         self.expire()
-        self._check_tokens(tokens)
+        self._check_tokens(tokens, namespace)
         session = self._open(owner, namespace, parent=None)
         session.tokens, session.conversation = tokens, conversation
         return self._state(session)
@@ -125,7 +125,7 @@ class SessionBook:
         session = self._idle(session_id, owner)
         if session.revision != revision:
             raise SessionBusy("the session was changed meanwhile: read its state and try again")
-        self._check_tokens(tokens)
+        self._check_tokens(tokens, session.namespace)
         self._holds.note_found(session, tokens)
         session.tokens, session.conversation = tokens, conversation
         session.revision += 1
@@ -228,7 +228,7 @@ class SessionBook:
         Raises InvalidRequest or PromptTooLong for the tokens or the time; ServerBusy beyond limits.
         """
         self.expire()
-        self._check_tokens(tokens)
+        self._check_tokens(tokens, namespace)
         self.limits.check_hold(seconds)
         current = self._cache.epochs.current(namespace)
         if not seconds or not self._cache.match_len(PrefixKey(current, tokens)):
@@ -345,15 +345,15 @@ class SessionBook:
         session.turn = None
         return session
 
-    def _check_tokens(self, tokens: bytes) -> None:
+    def _check_tokens(self, tokens: bytes, namespace: Namespace) -> None:
         check_tokens(tokens, self._engine.vocab_size)
-        length, max_len = num_tokens(tokens), self._engine.config.max_len
-        if length >= max_len:
+        length, most = num_tokens(tokens), max(0, self._engine.longest_of(namespace) - 1)
+        if length > most:
             raise PromptTooLong(
-                f"the session would have {length} tokens, and at most {max_len - 1} leave room "
+                f"the session would have {length} tokens, and at most {most} leave room "
                 "to generate: begin another, with less in it",
                 num_tokens=length,
-                max_tokens=max_len - 1,
+                max_tokens=most,
             )
 
     def _use(self, session: Session) -> None:

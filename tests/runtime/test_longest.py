@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from radixcache import Namespace, Quota
+from radixcache.tokens import pack_tokens
 from runtime.errors import PromptTooLong
 from runtime.scheduler.ordering import ORDERINGS
 from tests.support.engine_bench import EngineBench
+from tests.support.session_bench import SessionBench
 
 SYSTEM = list(range(8))
 ACME, EVIL = Namespace(salt="acme"), Namespace(salt="evil")
@@ -88,3 +90,16 @@ def test_who_finds_no_room_ends_and_not_who_waits_beside_it(ordering: str) -> No
     bench.run()
     assert [bench.reason(name) for name in ("small", "large")] == ["length", "error"]
     bench.check_idle()
+
+
+def test_a_session_is_as_long_as_its_tenant_may_generate_from() -> None:
+    bench = SessionBench(num_blocks=32, max_len=40)
+    bench.engine.cache.set_quota(ACME, Quota(hard_limit=8))
+    session = bench.create([5] * 15, namespace=ACME)
+    bench.generate(session, 1)
+    with pytest.raises(PromptTooLong, match="would have 17 tokens, and at most 15 leave room"):
+        bench.append(session, [6])
+    for too_long in (bench.book.create, lambda *a, **k: bench.book.retain(*a, 5.0, **k)):
+        with pytest.raises(PromptTooLong, match="at most 15 "):
+            too_long(pack_tokens([7] * 16), namespace=ACME)
+    bench.create([7] * 39)  # whose quota is nobody else's
