@@ -9,6 +9,7 @@ import math
 
 import torch
 
+from kernels.backend import choose_backend
 from radixcache.lease import BlockCopy
 from runtime.decoding.logprobs import drawn_logprobs, token_logprobs
 from runtime.decoding.sampler import choose_tokens
@@ -52,10 +53,10 @@ class ModelExecutor:
             if batch.draws:
                 logits = self._drawn_from(hidden, batch)
                 tokens = choose_tokens(logits, batch.draws)
-                self._check_chosen(logits, tokens)
+                _check_chosen(logits, tokens)
                 logprobs = drawn_logprobs(logits, tokens, batch.draws)
             targets = self._target_logprobs(hidden, batch)
-        self._check_told([*filter(None, logprobs), *targets])
+        _check_told([*filter(None, logprobs), *targets])
         return StepResult(
             step=plan.step,
             token_ids=tuple(tokens),
@@ -86,16 +87,21 @@ class ModelExecutor:
             found += token_logprobs(logits, batch.target_ids[part], batch.target_tops[part])
         return found
 
-    def _check_chosen(self, logits: torch.Tensor, tokens: list[int]) -> None:
-        """Raise BrokenLogits where a token was chosen by what is no number.
 
-        In a row that has any, it always is.
-        """
-        ids = torch.tensor(tokens, device=logits.device)[:, None]
-        if not logits.gather(1, ids).isfinite().all():
-            raise BrokenLogits(BROKEN)
+def _check_chosen(logits: torch.Tensor, tokens: list[int]) -> None:
+    """Raise BrokenLogits where a token was chosen in a row that has what is no number.
 
-    def _check_told(self, told: list[TokenLogprobs]) -> None:
-        """Raise BrokenLogits where a log-probability is no number, as in a row that has any."""
-        if any(math.isnan(logprobs.token) for logprobs in told):
-            raise BrokenLogits(BROKEN)
+    It was chosen by that, so one logit a row says it all; but Triton's draw passes over it.
+    """
+    if choose_backend(logits.device) == "triton":
+        telling = logits.amax(-1)
+    else:
+        telling = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    if not telling.isfinite().all():
+        raise BrokenLogits(BROKEN)
+
+
+def _check_told(told: list[TokenLogprobs]) -> None:
+    """Raise BrokenLogits where a log-probability is no number, as in a row that has any."""
+    if any(math.isnan(logprobs.token) for logprobs in told):
+        raise BrokenLogits(BROKEN)

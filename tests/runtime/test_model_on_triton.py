@@ -17,8 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.decoding.sampler import choose_tokens
+from runtime.errors import BrokenLogits
+from runtime.executor.executor import _check_chosen
 from runtime.models import attention
 from runtime.models.llama import LlamaModel
+from runtime.plan import Draw
 from runtime.request import SamplingParams
 from tests.support.invisibility import CPU, Alone, WatchedEngine
 from tests.support.tiny_models import random_weights, tiny_config
@@ -88,3 +92,14 @@ def test_prefill_decode_and_shared_prefixes_give_each_request_its_own_bits(
     engine.submit("other", PREFIX[40:60], drawn)
     engine.run()
     assert set(calls) == set(OPERATIONS)
+
+
+@interpreted
+def test_a_row_with_one_logit_that_is_no_number_is_told_though_another_was_drawn() -> None:
+    logits = torch.linspace(0.0, 3.0, 61)[None]
+    logits[0, 17] = torch.nan
+    draw = Draw(temperature=0.8, top_k=5, top_p=1.0, min_p=0.0, seed=3, position=4)
+    tokens = choose_tokens(logits, [draw])
+    assert logits[0, tokens[0]].isfinite()
+    with pytest.raises(BrokenLogits):
+        _check_chosen(logits, tokens)
