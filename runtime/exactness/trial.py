@@ -128,7 +128,7 @@ class NotingExecutor(ModelExecutor):
             self.notes[branch].logits.append(row)
         return rows
 
-    def _check_chosen(self, logits: torch.Tensor, tokens: list[int]) -> None:
+    def _refuse(self) -> None:
         """Let pass what is no number: the comparison says in which layer it began."""
 
 

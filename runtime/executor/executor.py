@@ -23,8 +23,6 @@ from runtime.plan import Difference, Ids, StepPlan, StepResult, TokenLogprobs
 LOGIT_ROWS = 256
 """Rows of a prompt whose logits are in memory at once: 50 MB where there are 49,152 tokens."""
 
-BROKEN = "the model computed logits that are no numbers: check its weights, or choose another dtype"
-
 
 class ModelExecutor:
     """Computes steps with a model over its K/V store."""
@@ -53,10 +51,12 @@ class ModelExecutor:
             if batch.draws:
                 logits = self._drawn_from(hidden, batch)
                 tokens = choose_tokens(logits, batch.draws)
-                _check_chosen(logits, tokens)
+                if _is_broken(logits, tokens):
+                    self._refuse()
                 logprobs = drawn_logprobs(logits, tokens, batch.draws)
             targets = self._target_logprobs(hidden, batch)
-        _check_told([*filter(None, logprobs), *targets])
+        if any(math.isnan(told.token) for told in (*filter(None, logprobs), *targets)):
+            self._refuse()  # as in every row that has what is no number
         return StepResult(
             step=plan.step,
             token_ids=tuple(tokens),
@@ -87,9 +87,16 @@ class ModelExecutor:
             found += token_logprobs(logits, batch.target_ids[part], batch.target_tops[part])
         return found
 
+    def _refuse(self) -> None:
+        """Give up a step that computed what is no number."""
+        raise BrokenLogits(
+            "the model computed logits that are no numbers: check its weights, or choose another "
+            "dtype"
+        )
 
-def _check_chosen(logits: torch.Tensor, tokens: list[int]) -> None:
-    """Raise BrokenLogits where a token was chosen in a row that has what is no number.
+
+def _is_broken(logits: torch.Tensor, tokens: list[int]) -> bool:
+    """True where a token was chosen in a row that has what is no number.
 
     It was chosen by that, so one logit a row says it all; but Triton's draw passes over it.
     """
@@ -97,11 +104,4 @@ def _check_chosen(logits: torch.Tensor, tokens: list[int]) -> None:
         telling = logits.amax(-1)
     else:
         telling = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
-    if not telling.isfinite().all():
-        raise BrokenLogits(BROKEN)
-
-
-def _check_told(told: list[TokenLogprobs]) -> None:
-    """Raise BrokenLogits where a log-probability is no number, as in a row that has any."""
-    if any(math.isnan(logprobs.token) for logprobs in told):
-        raise BrokenLogits(BROKEN)
+    return not bool(telling.isfinite().all())

@@ -126,7 +126,7 @@ class WatchedExecutor(ModelExecutor):
             self.odd.append("logits of rows that draw differ from those of all rows")
         return result
 
-    def _check_chosen(self, logits: torch.Tensor, tokens: list[int]) -> None:
+    def _refuse(self) -> None:
         """Let pass what is no number: it is seen in the rows, and in which."""
 
 
