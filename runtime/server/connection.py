@@ -141,9 +141,12 @@ class BoundedProtocol(H11Protocol):
         if self._is_answered:
             self._num_unread += len(data)
         # As much as a body may have is read behind an answer too, so that the connection can go on
-        # to the next request; what comes after that is dropped, and the timer cuts it.
+        # to the next request; of more, the client sees at once that nothing else will be answered,
+        # and may read what was: the rest is dropped until it goes, or the timer cuts it.
         if self._num_unread <= self.limits.max_body_bytes:
             super().data_received(data)
+        elif self.transport.can_write_eof():
+            self.transport.write_eof()
         if self.cycle is not before:
             self._num_unread = 0
             self._headers_due.end()

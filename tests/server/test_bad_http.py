@@ -164,6 +164,18 @@ def test_what_follows_an_answer_is_read_while_it_is_short_and_dropped_beyond(url
         assert statuses(answer) == [b"200"] * is_read
 
 
+def test_a_client_whose_body_was_too_long_is_answered_and_asks_again_at_once(
+    runtime: Runtime,
+) -> None:
+    limits = ServerConfig(max_body_bytes=MAX_BODY, header_timeout_s=60, idle_timeout_s=60)
+    with serving(runtime, settings=limits) as url, httpx.Client(base_url=url, timeout=20) as client:
+        for _ in range(3):
+            long = client.post("/v1/completions", content=b" " * (64 * MAX_BODY), headers=JSON)
+            assert long.json()["error"]["code"] == "body_too_large"
+            good = client.post("/v1/completions", content=BODY, headers=JSON)
+            assert good.status_code == 200
+
+
 def test_a_bad_chunk_behind_an_answer_closes_the_connection_and_is_no_fault_of_ours(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
