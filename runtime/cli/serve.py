@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._engine: AsyncEngine = app.state.engine
         self._follow_keys: Callable[[Tenants], Awaitable[None]] | None
-        self._follow_keys = getattr(app.state, "follow_keys", None)
+        self._follow_keys = app.state.follow_keys
         self._read_keys = read_keys
         self._reading: set[asyncio.Task[None]] = set()
         self._drain_s = drain_s

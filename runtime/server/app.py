@@ -57,8 +57,19 @@ WORKER_THREADS = 8
 """Threads that render and tokenize, instead of anyio's 40: the tokenizer keeps caches of some
 megabytes for each thread, and more threads than cores gain nothing."""
 
-_ANSWERED = (RuntimeFault, CacheError, msgspec.ValidationError, HTTPException, Exception)
-"""Errors that are told as `server/errors.py` has it."""
+
+async def _answer_nobody(request: HttpRequest, error: Exception) -> Response:
+    """The client is gone; whatever is returned goes nowhere (499 as nginx logs it)."""
+    return Response(status_code=499)
+
+
+_ANSWERS = {
+    ClientDisconnect: _answer_nobody,
+    **dict.fromkeys(
+        (RuntimeFault, CacheError, msgspec.ValidationError, HTTPException, Exception), answer_error
+    ),
+}
+"""What answers each kind of error; told as `server/errors.py` has it."""
 
 
 def create_app(
@@ -114,14 +125,12 @@ def create_app(
 
     app = Starlette(
         routes=[_document_route(endpoints, tenants), *routes_of(endpoints)],
-        exception_handlers=dict.fromkeys(_ANSWERED, answer_error)
-        | {ClientDisconnect: _answer_nobody},
+        exception_handlers=_ANSWERS,
         middleware=[Middleware(Gate, served=served, tenants=tenants, tracer=tracer)],
         lifespan=lifespan,
     )
     app.state.engine = engine
-    if tenants is not None:
-        app.state.follow_keys = partial(follow_keys, served, tenants)
+    app.state.follow_keys = None if tenants is None else partial(follow_keys, served, tenants)
     return app
 
 
@@ -255,8 +264,3 @@ def _trace_log(runtime: Runtime, served: Served, stream: IO[bytes] | None) -> Tr
         )
     runtime.engine.scheduler.admission.trace_log = log
     return log
-
-
-async def _answer_nobody(request: HttpRequest, error: Exception) -> Response:
-    """The client is gone; whatever is returned goes nowhere (499 as nginx logs it)."""
-    return Response(status_code=499)

@@ -213,10 +213,12 @@ class _Due:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, seconds: float) -> None:
+        """Start the timer, unless it runs or the connection closes."""
         if self._timer is None and not self._protocol.transport.is_closing():
             self._timer = self._protocol.loop.call_later(seconds, self._cut)
 
     def end(self) -> None:
+        """Stop the timer, if it runs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

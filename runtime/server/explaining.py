@@ -161,6 +161,7 @@ async def explain_prompts(
     packed = [pack_prompt(ids) for ids in prompts]
 
     def find(engine: Engine) -> list[Finding]:
+        """Look each prompt up, as the request with it would be."""
         namespace = engine.cache.epochs.current(caller.namespace)  # callers know of no epochs
         for tokens in packed:
             engine.validate(

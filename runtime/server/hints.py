@@ -116,6 +116,7 @@ class HintEndpoints:
         caller, tokens = await self._prompt(request, body)
 
         def hold(engine: Engine) -> RetainAnswer:
+            """Hold it, and tell what is held; no id where nothing is."""
             state = self._book.retain(
                 tokens, body.seconds, owner=caller.tenant, namespace=caller.namespace
             )
@@ -145,6 +146,7 @@ class HintEndpoints:
         check_tokens(tokens, self._served.runtime.engine.vocab_size)
 
         def abandon(engine: Engine) -> int:
+            """Return how many blocks go first now."""
             cache = engine.cache
             namespace = cache.epochs.current(caller.namespace)  # callers know of no epochs
             return cache.abandon(PrefixKey(namespace, tokens))

@@ -72,6 +72,7 @@ class Gate:
         scope[REQUEST_ID] = name
 
         async def send_noted(message: Message) -> None:
+            """Note the status, and add the headers of ours."""
             if message["type"] == "http.response.start":
                 journal.status = message["status"]
                 ours = [(key, name.encode()) for key in (b"x-request-id", b"request-id")]

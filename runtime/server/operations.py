@@ -229,6 +229,7 @@ class Operations:
         caller = caller_of(request)
 
         def drop(engine: Engine) -> int:
+            """Return how many blocks came free."""
             cache = engine.cache
             mine = [namespace for namespace in cache.namespaces() if caller.may_see(namespace)]
             return sum(cache.drop(namespace) for namespace in mine)

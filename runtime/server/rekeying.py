@@ -22,6 +22,7 @@ async def follow_keys(served: Served, tenants: Tenants, newer: Tenants) -> None:
     tenants.check_salts_of(newer)
 
     def take_over(engine: Engine) -> None:
+        """Change quotas and keys together, between two steps."""
         cache = engine.cache
         before, after = (of.quotas(cache.config.num_blocks) for of in (tenants, newer))
         for namespace, quota in before.items():  # first, or shares together may exceed the pool

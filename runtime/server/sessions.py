@@ -208,6 +208,7 @@ class SessionEndpoints:
         ids = unpack_tokens(turn.session.tokens)
 
         def ask_for(turn: Turn) -> Ask:
+            """Ask for the branch to be continued."""
             return Ask(
                 name=turn.name,
                 prompts=[ids],
@@ -244,6 +245,7 @@ class SessionEndpoints:
         turn = await self._begin(request, f"score-{uuid.uuid4().hex}", len(choices))
 
         def ask_for(turn: Turn) -> Ask:
+            """Ask for each choice behind the branch."""
             prefix = unpack_tokens(turn.session.tokens)
             return Ask(
                 name=turn.name,

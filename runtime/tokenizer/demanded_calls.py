@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from runtime.tokenizer.tool_calls import ToolCall, new_call_id
+from runtime.tokenizer.tool_calls import StringScan, ToolCall, new_call_id
 
 _HEAD = re.compile(r'\{"name": "([a-zA-Z0-9_-]+)", "(?:arguments|parameters)": ')
 
@@ -65,8 +65,7 @@ class DemandedCalls:
         self._between = ""  # what stands before the next call's arguments
         self._depth = 0  # of the arguments under way; 0 between calls and before their brace
         self._inside = False
-        self._in_string = False
-        self._escaped = False
+        self._strings = StringScan()
 
     @property
     def is_whole(self) -> bool:
@@ -95,14 +94,9 @@ class DemandedCalls:
     def _end_of_arguments(self, text: str) -> int:
         """Return how much of a text belongs to the arguments; notes whether they end there."""
         for at, letter in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = letter == "\\"
-                self._in_string = letter != '"'
-            elif letter == '"':
-                self._in_string = True
-            elif letter in "{[":
+            if self._strings.step(letter):
+                continue
+            if letter in "{[":
                 self._depth += 1
             elif letter in "}]":
                 self._depth -= 1

@@ -198,7 +198,7 @@ class ToolCallParser:
         self._inside = False
         self._is_first = True  # no piece was given yet
         self._is_behind_call = False  # the latest piece was one
-        self._strings = _StringScan()
+        self._search = _MarkSearch()
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Add text; return the pieces that are certain now."""
@@ -267,12 +267,12 @@ class ToolCallParser:
             return False
         self._before = self._buffer[len(text) : at + len(mark)]
         self._buffer = self._buffer[at + len(mark) :]
-        self._inside, self._strings = True, _StringScan()
+        self._inside, self._search = True, _MarkSearch()
         return True
 
     def _end_call(self, pieces: list[str | ToolCall]) -> bool:
         """Look for the mark that ends a call, outside of strings."""
-        at = self._strings.find(self._buffer, CLOSE)
+        at = self._search.find(self._buffer, CLOSE)
         if at < 0:
             return False
         calls, _ = self._read(self._buffer[:at])
@@ -299,32 +299,44 @@ class ToolCallParser:
         return [ToolCall(id=self._new_id(), name=n, arguments=a) for n, a in read], rest
 
 
-class _StringScan:
-    """Follows where a JSON text that arrives in pieces is within a string."""
+class StringScan:
+    """Follows where JSON text that arrives letter by letter is within a string."""
 
     def __init__(self) -> None:
-        self._at = 0
         self._in_string = False
         self._escaped = False
 
+    def step(self, letter: str) -> bool:
+        """Take one more letter; return whether it is of a string, whose quotes are, too."""
+        if self._escaped:
+            self._escaped = False
+        elif self._in_string:
+            self._escaped = letter == "\\"
+            self._in_string = letter != '"'
+        else:
+            self._in_string = letter == '"'
+            return self._in_string
+        return True
+
+
+class _MarkSearch:
+    """Looks for a mark outside of strings in JSON text that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._strings = StringScan()
+
     def find(self, text: str, mark: str) -> int:
-        """Return where a mark stands outside of strings, else -1; goes on where it left off.
+        """Return where the mark stands, else -1; goes on where it left off.
 
         text  all of it so far
         """
         while self._at < len(text):
-            letter = text[self._at]
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = letter == "\\"
-                self._in_string = letter != '"'
-            elif letter == '"':
-                self._in_string = True
-            elif text.startswith(mark, self._at):
-                return self._at
-            elif mark.startswith(text[self._at :]):
-                return -1
+            if not self._strings.step(text[self._at]):
+                if text.startswith(mark, self._at):
+                    return self._at
+                if mark.startswith(text[self._at :]):
+                    return -1
             self._at += 1
         return -1
 
