@@ -62,8 +62,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Take the port, load the model, and serve until interrupted."""
     config, settings = runtime_config(args), server_config(args)
-    if args.api_keys is not None:  # who writes them anew while the model loads is heeded after
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    hang_ups: list[int] = []  # while the model loads; heeded once the server serves
+    if args.api_keys is not None:
+        signal.signal(signal.SIGHUP, lambda number, frame: hang_ups.append(number))
     read_keys = partial(tenants_of, args, random_secret=secrets.token_bytes(32))
     tenants, public_prefix = read_keys(), public_prefix_of(args)
     with ExitStack() as cleanup:
@@ -99,12 +100,17 @@ def run(args: argparse.Namespace) -> int:
         http = uvicorn_settings(app, settings, log_level=args.log_level, log_config=None)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like an interrupt
         with suppress(KeyboardInterrupt):  # raised again once everything has stopped in order
-            Server(http, app, read_keys=read_keys, drain_s=settings.drain_s).run([listener])
+            server = Server(http, app, read_keys=read_keys, drain_s=settings.drain_s)
+            server.hang_ups = hang_ups
+            server.run([listener])
     return 0
 
 
 class Server(uvicorn.Server):
-    """Ends what is in flight within the drain time; reads the keys anew when it is hung up."""
+    """Ends what is in flight within the drain time; reads the keys anew when it is hung up.
+
+    hang_ups  those that came before it listens to them itself
+    """
 
     def __init__(
         self,
@@ -118,6 +124,7 @@ class Server(uvicorn.Server):
         self._engine: AsyncEngine = app.state.engine
         self._follow_keys: Callable[[Tenants], Awaitable[None]] | None
         self._follow_keys = app.state.follow_keys
+        self.hang_ups: list[int] = []
         self._read_keys = read_keys
         self._reading: set[asyncio.Task[None]] = set()
         self._drain_s = drain_s
@@ -130,7 +137,8 @@ class Server(uvicorn.Server):
         if self._follow_keys is not None:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+            if self.hang_ups:
+                self._hung_up()
 
     def _hung_up(self) -> None:
         task = asyncio.ensure_future(self.read_keys_anew())

@@ -191,7 +191,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         headers["x-should-retry"] = "false"
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, BodyTooSlow):
+    if isinstance(error, BodyTooSlow | BodyTooLarge):
         headers["Connection"] = "close"  # what is still to come is not read any more
     if isinstance(error, HTTPException) and error.headers:
         headers.update(error.headers)
