@@ -15,6 +15,7 @@ import msgspec
 
 from radixcache.tokens import pack_tokens
 from runtime.engine import Engine
+from runtime.errors import InvalidSetting
 from runtime.request import Request, SamplingParams
 
 
@@ -90,16 +91,26 @@ class Player:
         )
 
     def decode(self, batch: int, context: int) -> Decode:
-        """Time steps of sequences that decode together, each behind tokens of its own."""
+        """Time steps of sequences that decode together, each behind tokens of its own.
+
+        Raises InvalidSetting where not all of them have room together.
+        """
         engine = self._engine
-        names = [self._submit(self._ids(context), max_tokens=self._steps + 4) for _ in range(batch)]
+        # Without a limit: those that are computed first decode while the others are.
+        names = [self._submit(self._ids(context), max_tokens=None) for _ in range(batch)]
         while engine.scheduler.waiting or any(s.num_behind > 1 for s in engine.scheduler.running):
             engine.step()
         engine.step()
         times = [self._timed_step() for _ in range(self._steps)]
+        num_left = len(engine.scheduler.running)
         for name in names:
             engine.abort(name)
         engine.let_go()
+        if num_left < batch:
+            raise InvalidSetting(
+                f"{num_left} of {batch} sequences of {context} tokens decoded together: use more "
+                "K/V memory, a larger max_len, or a shorter context"
+            )
         step_s = statistics.median(times)
         return Decode(
             batch=batch,
@@ -113,7 +124,7 @@ class Player:
     def _ids(self, count: int) -> list[int]:
         return [self._rng.randrange(self._engine.vocab_size) for _ in range(count)]
 
-    def _submit(self, ids: list[int], *, max_tokens: int) -> str:
+    def _submit(self, ids: list[int], *, max_tokens: int | None) -> str:
         self._num_requests += 1
         name = f"timed-{self._num_requests}"
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
