@@ -74,6 +74,26 @@ def test_a_player_leaves_nothing_behind(model: str) -> None:
     engine.check()
 
 
+def test_all_of_a_batch_decode_in_each_step_that_is_timed(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RuntimeConfig(
+        model=model, num_blocks=64, exact="off", max_step_tokens=9, max_running=8
+    )
+    engine = load_runtime(config).engine  # a prompt takes more steps than are timed
+    counts: list[int] = []
+    timed = Player._timed_step
+
+    def counted(player: Player) -> float:
+        counts.append(len(engine.scheduler.running))
+        return timed(player)
+
+    monkeypatch.setattr(Player, "_timed_step", counted)
+    Player(engine, runs=1, steps=2).decode(4, 40)
+    assert counts == [4, 4]
+    assert not engine.has_work
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
