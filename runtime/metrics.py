@@ -203,6 +203,7 @@ class _EngineCollector(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the engine's numbers as they are now."""
         stats = self._metrics.read_stats()
         for name, text, read in _COUNTERS:
             yield CounterMetricFamily(f"radixcache_{name}", text, value=read(stats))
@@ -235,6 +236,7 @@ class _RequestCollector(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
+        """Yield what was observed until now."""
         metrics = self._metrics
         first = HistogramMetricFamily(
             "radixcache_time_to_first_token_seconds",
@@ -310,6 +312,7 @@ class _VllmCollector(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the same as vLLM would."""
         metrics, stats = self._metrics, self._metrics.read_stats()
         labels = {"model_name": metrics.model, "engine": "0"}
         for name, text, read in _VLLM_COUNTERS:
