@@ -15,6 +15,7 @@ from kernels.copy_blocks import copy_blocks, gather_blocks, scatter_blocks
 from kernels.decode_attention import decode_attention, plan_decode
 from kernels.decoder_layers import DecoderLayers, LayerWeights, fuse_layers
 from kernels.extend_attention import extend_attention, plan_extend
+from kernels.formats import QuantisedWeight
 from kernels.linear import PackedWeight, RowLayout, linear, pack_weight
 from kernels.merge_state import merge_state
 from kernels.mla_attention import mla_attention, plan_mla
@@ -41,6 +42,7 @@ __all__ = [
     "ExtendPlan",
     "LayerWeights",
     "PackedWeight",
+    "QuantisedWeight",
     "RowLayout",
     "Scratch",
     "SharedPrefixes",

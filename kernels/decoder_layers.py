@@ -206,10 +206,12 @@ def _vectors(layer: LayerWeights) -> list[torch.Tensor]:
 
 
 def _record(layer: LayerWeights) -> Layer:
-    return Layer(**{name: _pointer(getattr(layer, name)) for name, *_ in Layer._fields_})
-
-
-def _pointer(weight: torch.Tensor | PackedWeight | None) -> int | None:
-    if weight is None:
-        return None
-    return (weight.packed if isinstance(weight, PackedWeight) else weight).data_ptr()
+    """Write a layer down; biases may be missing."""
+    values = {name: getattr(layer, name) for name, *_ in Layer._fields_}
+    return Layer(
+        **{
+            name: value.packed.record if isinstance(value, PackedWeight) else value.data_ptr()
+            for name, value in values.items()
+            if value is not None
+        }
+    )

@@ -13,6 +13,7 @@ otherwise, kernels/row_check.py says so and finds a slower layout that holds the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from kernels import _linear_native, native
+from kernels._linear_native import PackedMatrix
 from kernels.backend import (
     FLOAT_DTYPES,
     Backend,
@@ -29,6 +31,7 @@ from kernels.backend import (
     check_unit_stride,
     choose_backend,
 )
+from kernels.formats import DENSE, QuantisedWeight
 
 
 class RowLayout(NamedTuple):
@@ -73,20 +76,30 @@ class PackedWeight:
 
     packed   opaque
     shape    (N, K) of the weight that was packed
+    dtype    of the rows that it is multiplied with
+    formats  how its parts are stored, one below the other
     backend  that it was packed for
     """
 
-    packed: torch.Tensor
+    packed: torch.Tensor | PackedMatrix
     shape: tuple[int, int]
     dtype: torch.dtype
+    formats: tuple[str, ...]
     device: torch.device
     backend: Backend
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes; the torch backend keeps that to itself, and so the plain size."""
+        if isinstance(self.packed, torch.Tensor):
+            return self.shape[0] * self.shape[1] * self.dtype.itemsize
+        return sum(part.nbytes for part in self.packed.parts)
+
     def plain(self) -> torch.Tensor:
-        """Return a plain copy: the bits that were packed."""
-        if self.backend == "native":
-            return _linear_native.unpack(self.packed, self.shape)
-        return self.packed.to_dense()
+        """Return a plain copy [N, K] in `dtype`: the numbers that products multiply by."""
+        if isinstance(self.packed, torch.Tensor):
+            return self.packed.to_dense()
+        return self.rows(torch.arange(self.shape[0]))
 
     @property
     def has_rows(self) -> bool:
@@ -96,33 +109,74 @@ class PackedWeight:
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Return some rows, [R, K] of ids [R]: a packed table of embeddings needs no second copy.
 
-        Raises IndexError for an id outside the N rows.  Cost: a cache line a number.
+        Raises IndexError for an id outside the N rows.  Cost: that of reading 32 rows each; ids
+        that follow one another share it.
         """
-        return _linear_native.take_rows(self.packed, self.shape, ids)
+        assert isinstance(self.packed, PackedMatrix)
+        return _linear_native.take_rows(self.packed, ids, self.dtype)
 
 
-def pack_weight(weight: torch.Tensor, *, backend: str | None = None) -> torch.Tensor | PackedWeight:
+def pack_weight(
+    weight: torch.Tensor | QuantisedWeight | Sequence[torch.Tensor | QuantisedWeight],
+    *,
+    dtype: torch.dtype | None = None,
+    int8: bool = False,
+    backend: str | None = None,
+) -> torch.Tensor | PackedWeight:
     """Lay a weight out once so that `linear` computes faster with it; keep only what is returned.
 
-    weight   [N, K] float32, bfloat16 or float16
-    returns  a packed copy on a CPU, where the backend packs that dtype; else the weight
+    weight   [N, K] float32, bfloat16, float16 or quantised; or up to three of one K, which become
+             one weight, one below the other
+    dtype    of the rows that it is multiplied with; None: its own.  A weight in another format
+             stays in it, and gives the same bits as one that was converted to `dtype` before
+    int8     whether products round their rows to 8 bits, block by block, and multiply integers;
+             for quantised weights on the native backend, ignored by others
+    returns  a packed copy on a CPU, where the backend packs that dtype; else the weight in `dtype`
 
-    A packed weight gives other last bits than a plain one, and each gives a row its own in any
-    batch.  Cost: a copy.  Source: for the torch backend oneDNN's blocked layouts, through torch's
+    A packed weight gives other last bits than a plain one; products with each are batch-invariant.
+    Raises TypeError for a quantised weight on a backend other than native: dequantise it first.
+    Cost: a copy.  Source: for the torch backend oneDNN's blocked layouts, through torch's
     own operators for compiled models (`torch.ops.mkldnn`), which are not public and so are looked
     for.
     """
-    check_shape("weight", weight, ("N", "K"))
-    check_dtype("weight", weight, FLOAT_DTYPES)
-    chosen = choose_backend(weight.device, backend)
-    if chosen == "native" and weight.dtype in native.DTYPES and weight.numel():
-        packed = _linear_native.pack(weight)
-    elif chosen == "torch" and weight.device.type == "cpu" and weight.numel() and _packs(weight):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-    else:
-        return weight
-    shape = (weight.shape[0], weight.shape[1])
-    return PackedWeight(packed, shape, weight.dtype, weight.device, chosen)
+    parts = [weight] if isinstance(weight, torch.Tensor | QuantisedWeight) else list(weight)
+    for part in parts:
+        check_shape("weight", part, ("N", parts[0].shape[-1]) if part.shape[1:] else ("N", "K"))
+        if isinstance(part, torch.Tensor):
+            check_dtype("weight", part, FLOAT_DTYPES)
+    plain = [part for part in parts if isinstance(part, torch.Tensor)]
+    quantised = len(plain) < len(parts)
+    if dtype is None:
+        dtype = torch.float32 if quantised else plain[0].dtype
+    device = torch.device("cpu") if quantised else plain[0].device
+    chosen = choose_backend(device, backend)
+    packed: torch.Tensor | PackedMatrix
+    if chosen == "native" and dtype in native.DTYPES and all(map(_has_numbers, parts)):
+        packed = _linear_native.pack([_stored(part, dtype) for part in parts], int8=int8)
+        return PackedWeight(packed, _shape(parts), dtype, packed.formats, device, chosen)
+    if quantised:
+        raise TypeError(f"weight is quantised, and the {chosen} backend takes {dtype} alone here")
+    whole = plain[0] if len(plain) == 1 else torch.cat(plain)
+    whole = whole.to(dtype)
+    if chosen != "torch" or device.type != "cpu" or not whole.numel() or not _packs(whole):
+        return whole
+    packed = torch.ops.mkldnn._reorder_linear_weight(whole.detach().contiguous())
+    return PackedWeight(packed, _shape(parts), dtype, (DENSE[dtype],), device, chosen)
+
+
+def _stored(
+    part: torch.Tensor | QuantisedWeight, dtype: torch.dtype
+) -> torch.Tensor | QuantisedWeight:
+    """What is packed of a part: 16-bit numbers stay so; float32 is rounded where rows are."""
+    return part.to(dtype) if isinstance(part, torch.Tensor) and part.dtype.itemsize == 4 else part
+
+
+def _has_numbers(part: torch.Tensor | QuantisedWeight) -> bool:
+    return 0 not in part.shape
+
+
+def _shape(parts: Sequence[torch.Tensor | QuantisedWeight]) -> tuple[int, int]:
+    return sum(part.shape[0] for part in parts), parts[0].shape[1]
 
 
 def _packs(weight: torch.Tensor) -> bool:
@@ -185,7 +239,8 @@ def linear(
         )
     if chosen != "triton":
         if isinstance(weight, PackedWeight) and chosen == "native" and layout is None:
-            return _linear_native.multiply(x, weight.packed, weight.shape, bias, out)
+            assert isinstance(weight.packed, PackedMatrix)
+            return _linear_native.multiply(x, weight.packed, bias, out)
         result = _linear_cpu(x, weight, bias, layout or default_layout(weight))
         return result if out is None else out.copy_(result)
     assert isinstance(weight, torch.Tensor)
@@ -232,8 +287,8 @@ def _product(
 ) -> torch.Tensor:
     if not isinstance(weight, PackedWeight):
         return functional.linear(x, weight, bias)
-    if weight.backend == "native":
-        return _linear_native.multiply(x, weight.packed, weight.shape, bias, None)
+    if isinstance(weight.packed, PackedMatrix):
+        return _linear_native.multiply(x, weight.packed, bias, None)
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
         x, weight.packed, bias, "none", [], ""
     )

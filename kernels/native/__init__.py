@@ -26,7 +26,15 @@ from typing import Final, NamedTuple
 import torch
 
 SOURCES: Final = Path(__file__).parent
-FLAGS: Final = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+FLAGS: Final = (
+    "-std=gnu11",
+    "-O2",
+    "-Wno-psabi",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fPIC",
+    "-shared",
+)
 COMPILE_SECONDS: Final = 120
 
 _log = logging.getLogger("radixcache.kernels")
@@ -38,6 +46,9 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _SIGNATURES: Final = {
     "radixcache_linear": (_POINTER, _LONG),
     "radixcache_multiplies_pairs": (),
+    "radixcache_panel_bytes": (_LONG, _LONG),
+    "radixcache_pack": (_POINTER, _LONG),
+    "radixcache_take_rows": (_POINTER,),
     "radixcache_rms_norm": (_POINTER, _LONG),
     "radixcache_silu_and_mul": (_POINTER, _LONG),
     "radixcache_rotary_store": (_POINTER, _LONG),

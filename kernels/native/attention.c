@@ -8,7 +8,6 @@
 #include "attention.h"
 #include "attention_tile.h"
 
-#define MAX_DIM 256
 #define LOG2_E 1.44269504f /* weights are powers of two */
 #define FEW_ROWS 12 /* rows that read values of float32 where they lie; more copy them once */
 
@@ -19,12 +18,12 @@ typedef struct {
 
 /* What one thread works in; the arrays of rows are those of one item, head by head. */
 typedef struct {
-    char *q;              /* [rows][dim] in the dtype of the pools */
-    float *keys;          /* [dim][TILE] */
-    float *values;        /* [TILE][dim], or pairs of them in half as many rows */
+    char *q;              /* [rows][dim], as they are multiplied */
+    float *keys;          /* [dim][TILE], or pairs in half as many rows */
+    float *values;        /* [TILE][dim], or pairs in half as many rows */
     float *scores;        /* [MAX_ROWS][TILE] */
     float *sums;          /* [rows][dim], of all tiles so far */
-    float *top, *mass;    /* [rows + LANES] likewise */
+    float *top, *mass;    /* [rows + MARKS] likewise */
     float **to;           /* [rows] where the sums of a tile go */
     float **marks;        /* [rows] where its top and mass go, if they are kept apart */
     int32_t *limits;      /* [rows] */
@@ -48,8 +47,8 @@ static Workspace workspace_at(char *from, const AttentionStep *s, char **end) {
     w.values = (float *)take(&from, TILE * dim * 4);
     w.scores = (float *)take(&from, MAX_ROWS * TILE * 4);
     w.sums = (float *)take(&from, rows * dim * 4);
-    w.top = (float *)take(&from, (rows + LANES) * 4);
-    w.mass = (float *)take(&from, (rows + LANES) * 4);
+    w.top = (float *)take(&from, (rows + MARKS) * 4);
+    w.mass = (float *)take(&from, (rows + MARKS) * 4);
     w.to = (float **)take(&from, rows * (long)sizeof(float *));
     w.marks = (float **)take(&from, rows * (long)sizeof(float *));
     w.limits = (int32_t *)take(&from, rows * 4);
@@ -83,14 +82,15 @@ static void locate(const Attention *a, Rows *rows, int sequence, long head, long
     for (; i < TILE; i++) rows->k[i] = rows->v[i] = nothing;
 }
 
-/* Copy values to where they lie side by side, in pairs of keys if they are halves. */
+/* Copy values to where they lie side by side, as they are multiplied. */
 INLINE void copy_values(Dtype dtype, Workspace *w, long dim) {
-    int steps = dtype == FLOAT32 ? TILE : TILE / 2;
+    int steps = INNER(dtype) == FLOAT32 ? TILE : TILE / 2;
     for (int step = 0; step < steps; step++) {
         float *to = w->values + step * dim;
         for (long d = 0; d < dim; d += LANES)
-            store(to + d, dtype == FLOAT32 ? load((const float *)w->at.v[step] + d)
-                                           : pair_values(w->at.v, step, d));
+            store(to + d, INNER(dtype) == FLOAT32
+                              ? load_as(dtype, w->at.v[step] + d * size_of(dtype))
+                              : pair_values(w->at.v, step, d));
         w->at.v[step] = (const char *)to;
     }
 }
@@ -108,10 +108,10 @@ typedef struct {
 INLINE void add_alone(Dtype dtype, const Tile *tile, int i, int seen, const Joint *by,
                       float *const *to) {
     Workspace *w = tile->w;
-    Joint alone = {0};
+    Joint alone;
     if (by) {
-        float shrink = by->shrink[i], weight = by->weight[i];
-        alone = (Joint){all(shrink), all(weight)};
+        alone.shrink[0] = by->shrink[i];
+        alone.weight[0] = by->weight[i];
     }
     add_values(1, dtype, w->scores + i * TILE, w->at.v, NULL, seen, by ? &alone : NULL, to + i,
                tile->dim);
@@ -127,6 +127,26 @@ static __attribute__((noinline)) void add_alone_bfloat16(const Tile *tile, int i
     add_alone(BFLOAT16, tile, i, seen, by, to);
 }
 
+/* Count a tile's marks in, or keep them apart, of those rows that see a key of it. */
+static Joint join_marks(const Tile *tile, int first, int rows, const int *seen, Marks *marks) {
+    Workspace *w = tile->w;
+    Joint by = {0};
+    if (!tile->apart) {
+        Marks so_far;
+        memcpy(so_far.top, w->top + first, sizeof so_far.top);
+        memcpy(so_far.mass, w->mass + first, sizeof so_far.mass);
+        by = join(&so_far, marks);
+        *marks = so_far;
+    }
+    for (int i = 0; i < rows; i++) {
+        if (!seen[i]) continue;
+        float *mark = w->marks[first + i];
+        *(tile->apart ? mark : w->top + first + i) = marks->top[i];
+        *(tile->apart ? mark + 1 : w->mass + first + i) = marks->mass[i];
+    }
+    return by;
+}
+
 /* One tile against rows first … first + rows; `rows` and `dtype` are known where inlined. */
 INLINE void attend_block(int rows, Dtype dtype, const Tile *tile,
                          const char *const *ahead, int first) {
@@ -140,23 +160,11 @@ INLINE void attend_block(int rows, Dtype dtype, const Tile *tile,
     }
     if (!most) return;
     Marks marks = {0};
-    Joint by, *joint = tile->apart ? NULL : &by;
-    long q_bytes = tile->dim * size_of(dtype);
-    score(rows, dtype, w->q + first * q_bytes, q_bytes, w->keys, w->scores);
+    long q_bytes = tile->dim * size_of(INNER(dtype));
+    score(rows, INNER(dtype), w->q + first * q_bytes, q_bytes, w->keys, w->scores);
     (dtype == FLOAT32 ? weigh_float32 : weigh_bfloat16)(rows, w->scores, tile->scale, seen,
                                                         &marks);
-    v16 top = load(marks.top), mass = load(marks.mass);
-    if (joint) {
-        top = load(w->top + first);
-        mass = load(w->mass + first);
-        by = join(&top, &mass, load(marks.top), load(marks.mass));
-    }
-    for (int i = 0; i < rows; i++) {
-        if (!seen[i]) continue;
-        float *mark = w->marks[first + i];
-        *(joint ? w->top + first + i : mark) = top[i];
-        *(joint ? w->mass + first + i : mark + 1) = mass[i];
-    }
+    Joint by = join_marks(tile, first, rows, seen, &marks), *joint = tile->apart ? NULL : &by;
     float *const *to = w->to + first;
     if (fewest == most) {
         add_values(rows, dtype, w->scores, w->at.v, ahead, most, joint, to, tile->dim);
@@ -181,7 +189,7 @@ INLINE void attend_tile(Dtype dtype, const Tile *tile, int first, int rows) {
     Workspace *w = tile->w;
     long bytes = tile->dim * size_of(dtype);
     int few = rows <= FEW_ROWS, blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    transpose_keys(w->at.k, few ? w->ahead.k : NULL, bytes / 4, w->keys);
+    transpose_keys(dtype, w->at.k, few ? w->ahead.k : NULL, bytes / 4, w->keys);
     if (!few || dtype == BFLOAT16) copy_values(dtype, w, tile->dim);
     for (int block = 0; block < blocks; block++) {
         int from = first + rows * block / blocks, end = first + rows * (block + 1) / blocks;
@@ -206,7 +214,7 @@ static void write_row(const Attention *a, long row, long head, const float *sums
     Dtype dtype = (Dtype)s->dtype;
     char *to = a->out + row * a->out_token + head * a->out_head;
     for (long d = 0; d < s->head_dim; d += LANES)
-        store_some(dtype, to + d * size_of(dtype), load(sums + d) / all(mass), LANES);
+        store_as(dtype, to + d * size_of(dtype), load(sums + d) / all(mass));
 }
 
 /* Which of the parts a row's tile, or its state, is: [parts][heads]. */
@@ -223,12 +231,17 @@ static long head_of(const AttentionStep *s, const Item *item, long r) {
 /* Copy the queries of an item; returns the keys that its furthest row sees. */
 static long read_rows(const Attention *a, const Item *item, Workspace *w) {
     const AttentionStep *s = a->step;
-    long bytes = s->head_dim * size_of((Dtype)s->dtype), longest = 0;
+    Dtype dtype = (Dtype)s->dtype;
+    long size = size_of(dtype), inner = size_of(INNER(dtype)), dim = s->head_dim, longest = 0;
     long count = item->num_tokens * s->group;
     for (long r = 0; r < count * item->num_heads; r++) {
         int32_t row = s->tokens[item->first_token + r % count / s->group];
-        memcpy(w->q + r * bytes, a->q + row * a->q_token + head_of(s, item, r) * a->q_head,
-               (size_t)bytes);
+        const char *from = a->q + row * a->q_token + head_of(s, item, r) * a->q_head;
+        char *to = w->q + r * dim * inner;
+        if (size == inner) memcpy(to, from, (size_t)(dim * size));
+        else
+            for (long d = 0; d < dim; d += LANES)
+                store((float *)to + d, load_as(dtype, from + d * size));
         w->rows[r] = row;
         w->limits[r] = s->limits[row];
         w->to[r] = w->sums + r * s->head_dim;
@@ -299,16 +312,17 @@ static void merge_item(const Attention *a, const Item *item, Workspace *w) {
         long token = r % (item->num_tokens * s->group) / s->group, head = head_of(s, item, r);
         int32_t row = s->tokens[item->first_token + token];
         start_row(w, 0, dim);
-        v16 top = all(w->top[0]), mass = all(w->mass[0]);
+        Marks so_far = {{w->top[0]}, {w->mass[0]}};
         for (long tile = 0; tile * TILE < s->limits[row]; tile++) {
             long at = part_of(s, row, head, tile);
             const float *sums = s->part_sums + at * dim, *marks = s->part_marks + 2 * at;
-            Joint by = join(&top, &mass, all(marks[0]), all(marks[1]));
+            Marks part = {{marks[0]}, {marks[1]}};
+            Joint by = join(&so_far, &part);
             for (long d = 0; d < dim; d += LANES)
-                store(w->sums + d, join_sums(load(w->sums + d), load(sums + d), by.shrink,
-                                             by.weight));
+                store(w->sums + d, join_sums(load(w->sums + d), load(sums + d), by.shrink[0],
+                                             by.weight[0]));
         }
-        write_row(a, row, head, w->sums, mass[0]);
+        write_row(a, row, head, w->sums, so_far.mass[0]);
     }
 }
 

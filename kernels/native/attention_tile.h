@@ -11,99 +11,57 @@
 
 #define TILE 64 /* keys that share a largest score; part of the arithmetic */
 #define MAX_ROWS 6
-#if defined(__AVX512F__)
-#define COLUMNS 4 /* vectors of sums of each row: 24 registers of 32 */
+#if LANES == 8 || (LANES == 4 && defined(__x86_64__))
+#define COLUMNS 2 /* vectors of sums of each row: 12 registers of 16 */
 #else
-#define COLUMNS 1
+#define COLUMNS 4 /* 24 of 32 */
 #endif
 #define MAX_DIM 256
 #define LOWEST (-__builtin_inff())
+#define MARKS (LANES < 8 ? 8 : LANES) /* at least MAX_ROWS, in whole vectors */
 
-/* The larger in each lane; b where one is no number. */
-#if defined(__AVX512F__)
-INLINE v16 larger(v16 a, v16 b) { return (v16)_mm512_max_ps((__m512)a, (__m512)b); }
-#else
-INLINE v16 larger(v16 a, v16 b) { return choose(a > b, a, b); }
-#endif
+/* How numbers of a pool are multiplied: without the instruction for pairs, bfloat16 is widened
+   where a tile is laid out, and one chain of the same steps adds it up. */
+#define INNER(dtype) (PAIRS ? (dtype) : FLOAT32)
 
 /* 2 to the power of x, for x of at most 0: 1 of 0, and 0 below -126.5; a NaN stays one.
    Source: a polynomial of degree 6, fitted to the relative error: 2e-9 before rounding. */
-INLINE v16 exp2_16(v16 x) {
+INLINE vec exp2_vec(vec x) {
     x = larger(all(-127.0f), x);
-    v16 shift = all(12582912.0f); /* 1.5 · 2^23: adding it rounds to an integer */
-    v16 n = x + shift;
-    v16 power = (v16)(((i16)n << 23) + (127 << 23)); /* 0 of -127 */
-    v16 r = x - (n - shift);
-    v16 p = all(1.5353362e-4f);
-    p = fma16(p, r, all(1.33988739e-3f));
-    p = fma16(p, r, all(9.61843692e-3f));
-    p = fma16(p, r, all(5.55033237e-2f));
-    p = fma16(p, r, all(2.40226477e-1f));
-    p = fma16(p, r, all(6.93147182e-1f));
-    p = fma16(p, r, all(1.0f));
+    vec shift = all(12582912.0f); /* 1.5 · 2^23: adding it rounds to an integer */
+    vec n = x + shift;
+    vec power = (vec)(((ivec)n << 23) + (127 << 23)); /* 0 of -127 */
+    vec r = x - (n - shift);
+    vec p = all(1.5353362e-4f);
+    p = fma_vec(p, r, all(1.33988739e-3f));
+    p = fma_vec(p, r, all(9.61843692e-3f));
+    p = fma_vec(p, r, all(5.55033237e-2f));
+    p = fma_vec(p, r, all(2.40226477e-1f));
+    p = fma_vec(p, r, all(6.93147182e-1f));
+    p = fma_vec(p, r, all(1.0f));
     return p * power;
 }
 
-INLINE v16 swap_halves(v16 x) {
-    return __builtin_shuffle(x, (i16){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-}
-
-INLINE v16 swap_quarters(v16 x) {
-    return __builtin_shuffle(x, (i16){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-}
-
-INLINE v16 swap_pairs(v16 x) {
-    return __builtin_shuffle(x, (i16){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-}
-
-INLINE v16 swap_lanes(v16 x) {
-    return __builtin_shuffle(x, (i16){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
-}
-
-/* The largest of all lanes, in each. */
-INLINE v16 largest_lane(v16 x) {
-    x = larger(x, swap_halves(x));
-    x = larger(x, swap_quarters(x));
-    x = larger(x, swap_pairs(x));
-    return larger(x, swap_lanes(x));
-}
-
-/* The sum of all lanes, in each, by one tree. */
-INLINE v16 sum_of_lanes(v16 x) {
-    x += swap_halves(x);
-    x += swap_quarters(x);
-    x += swap_pairs(x);
-    return x + swap_lanes(x);
-}
-
-/* Turn sixteen rows of sixteen numbers into columns. */
-INLINE void transpose16(v16 x[16]) {
-    v16 y[16];
-    i16 lower = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
+/* Exchange blocks of `size` lanes, off the diagonal, of rows that are `size` apart. */
+INLINE void exchange_blocks(vec *x, int size) {
+    ivec lane = lane_numbers(), other = (lane & size) != 0;
+    ivec low = (other & (lane - size + LANES)) | (~other & lane);
+    ivec high = (other & (lane + LANES)) | (~other & (lane + size));
     UNROLL
-    for (int i = 0; i < 16; i += 2) {
-        y[i] = __builtin_shuffle(x[i], x[i + 1], lower);
-        y[i + 1] = __builtin_shuffle(x[i], x[i + 1], lower + 2);
+    for (int i = 0; i < LANES; i++) {
+        if (i & size) continue;
+        vec a = x[i], b = x[i + size];
+        x[i] = __builtin_shuffle(a, b, low);
+        x[i + size] = __builtin_shuffle(a, b, high);
     }
-    i16 low = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
-    UNROLL
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            x[i + 2 * j] = __builtin_shuffle(y[i + j], y[i + j + 2], low);
-            x[i + 2 * j + 1] = __builtin_shuffle(y[i + j], y[i + j + 2], low + 2);
-        }
-    i16 even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
-    UNROLL
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 16; j += 8) {
-            y[j + i] = __builtin_shuffle(x[j + i], x[j + i + 4], even);
-            y[j + i + 4] = __builtin_shuffle(x[j + i], x[j + i + 4], even + 4);
-        }
-    UNROLL
-    for (int i = 0; i < 8; i++) {
-        x[i] = __builtin_shuffle(y[i], y[i + 8], even);
-        x[i + 8] = __builtin_shuffle(y[i], y[i + 8], even + 4);
-    }
+}
+
+/* Turn rows, as many as there are lanes, into columns. */
+INLINE void transpose(vec *x) {
+    exchange_blocks(x, 1);
+    exchange_blocks(x, 2);
+    if (LANES > 4) exchange_blocks(x, 4);
+    if (LANES > 8) exchange_blocks(x, 8);
 }
 
 /* Ask for the memory of a row that is read soon. */
@@ -111,79 +69,91 @@ INLINE void expect(const char *row, long bytes) {
     for (long i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-INLINE void transpose_steps(const char *const *rows, const char *const *ahead, long offset,
-                            long width, float *keys) {
+/* Lay out `width` words of each key, a word being four bytes, from `offset` on. */
+INLINE void transpose_words(Dtype dtype, const char *const *rows, const char *const *ahead,
+                            long offset, long width, float *keys) {
     for (int first = 0; first < TILE; first += LANES) {
-        v16 x[LANES];
+        vec x[LANES];
         UNROLL
         for (int i = 0; i < LANES; i++) {
-            x[i] = (v16){0};
+            x[i] = (vec){0};
             memcpy(&x[i], rows[first + i] + offset, (size_t)width * 4);
         }
         for (int i = 0; ahead && i < LANES; i++) expect(ahead[first + i] + offset, width * 4);
-        transpose16(x);
+        transpose(x);
         UNROLL
-        for (int i = 0; i < width; i++) store(keys + i * TILE + first, x[i]);
+        for (int i = 0; i < width; i++) {
+            float *to = keys + first;
+            if (INNER(dtype) == dtype) {
+                store(to + i * TILE, x[i]);
+            } else {
+                store(to + 2 * i * TILE, (vec)((uvec)x[i] << 16));
+                store(to + (2 * i + 1) * TILE, (vec)((uvec)x[i] & 0xffff0000u));
+            }
+        }
     }
 }
 
-/* Lay out keys as [steps][TILE], a step being four bytes of each; ask for those after them. */
-static __attribute__((noinline)) void transpose_keys(const char *const *rows,
-                                                     const char *const *ahead, long steps,
-                                                     float *keys) {
-    for (long step = 0; step < steps; step += LANES, keys += LANES * TILE) {
-        if (steps - step >= LANES) transpose_steps(rows, ahead, 4 * step, LANES, keys);
-        else transpose_steps(rows, ahead, 4 * step, LANES / 2, keys);
+/* Lay out keys as [steps][TILE], a step being what is multiplied at once; ask for those after. */
+INLINE void transpose_keys(Dtype dtype, const char *const *rows, const char *const *ahead,
+                           long words, float *keys) {
+    int steps = INNER(dtype) == dtype ? 1 : 2; /* of a word */
+    for (long word = 0; word < words; word += LANES, keys += steps * LANES * TILE) {
+        if (words - word >= LANES) transpose_words(dtype, rows, ahead, 4 * word, LANES, keys);
+        else transpose_words(dtype, rows, ahead, 4 * word, LANES / 2, keys);
     }
 }
 
 /* total + a · b, of numbers or of pairs in bfloat16. */
-INLINE v16 add_step(Dtype dtype, v16 total, v16 a, v16 b) {
-    return dtype == FLOAT32 ? fma16(a, b, total) : dot_pairs(total, a, b);
+INLINE vec add_step(Dtype inner, vec total, vec a, vec b) {
+    return inner == FLOAT32 ? fma_vec(a, b, total) : dot_pairs(total, a, b);
 }
 
 /* scores [rows][TILE] of queries against a laid-out tile. */
-INLINE void score(int rows, Dtype dtype, const char *q, long q_bytes, const float *keys,
+INLINE void score(int rows, Dtype inner, const char *q, long q_bytes, const float *keys,
                   float *scores) {
     for (int first = 0; first < TILE; first += COLUMNS * LANES) {
-        v16 sums[MAX_ROWS][COLUMNS];
+        vec sums[MAX_ROWS][COLUMNS];
         UNROLL
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < COLUMNS; j++) sums[i][j] = (v16){0};
+        for (int i = 0; i < rows; i++) {
+            UNROLL
+            for (int j = 0; j < COLUMNS; j++) sums[i][j] = (vec){0};
+        }
         for (long step = 0; step < q_bytes / 4; step++) {
-            v16 key[COLUMNS];
+            vec key[COLUMNS];
             UNROLL
             for (int j = 0; j < COLUMNS; j++) key[j] = load(keys + step * TILE + first + j * LANES);
             UNROLL
             for (int i = 0; i < rows; i++) {
-                v16 x = splat(q + i * q_bytes + 4 * step);
+                vec x = splat(q + i * q_bytes + 4 * step);
+                UNROLL
                 for (int j = 0; j < COLUMNS; j++)
-                    sums[i][j] = add_step(dtype, sums[i][j], x, key[j]);
+                    sums[i][j] = add_step(inner, sums[i][j], x, key[j]);
             }
         }
         UNROLL
-        for (int i = 0; i < rows; i++)
+        for (int i = 0; i < rows; i++) {
+            UNROLL
             for (int j = 0; j < COLUMNS; j++)
                 store(scores + i * TILE + first + j * LANES, sums[i][j]);
+        }
     }
 }
 
-/* What is known of a row besides its sums: the largest score, and the sum of weights against it. */
+/* What is known of a few rows besides their sums: the largest score of each, and the sum of weights
+   against it. */
 typedef struct {
-    float top[LANES], mass[LANES]; /* of a few rows */
+    float top[MARKS], mass[MARKS];
 } Marks;
 
 /* Keep weights as the values are multiplied with them; returns them as they are kept. */
-INLINE v16 keep_weights(Dtype dtype, float *row, int j, v16 weights) {
-    if (dtype == FLOAT32) {
+INLINE vec keep_weights(Dtype dtype, float *row, int j, vec weights) {
+    if (INNER(dtype) == FLOAT32) {
+        weights = rounded(dtype, weights);
         store(row + j * LANES, weights);
         return weights;
     }
-#if defined(__AVX512BF16__)
-    half16 kept = (half16)_mm512_cvtneps_pbh((__m512)weights);
-#else
-    half16 kept = narrow(weights);
-#endif
+    halves kept = narrow(weights);
     memcpy((char *)row + j * sizeof kept, &kept, sizeof kept);
     return widen(kept);
 }
@@ -194,21 +164,22 @@ INLINE v16 keep_weights(Dtype dtype, float *row, int j, v16 weights) {
 INLINE void weigh(Dtype dtype, int rows, float *scores, float scale, const int *seen,
                   Marks *marks) {
     for (int i = 0; i < rows; i++, scores += TILE) {
-        v16 s[TILE / LANES];
+        vec s[TILE / LANES], top = all(LOWEST);
         UNROLL
         for (int j = 0; j < TILE / LANES; j++) s[j] = load(scores + j * LANES) * all(scale);
         if (seen[i] < TILE) {
-            i16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
             UNROLL
             for (int j = 0; j < TILE / LANES; j++)
-                s[j] = choose(lane < seen[i] - j * LANES, s[j], all(LOWEST));
+                s[j] = choose(lane_numbers() < seen[i] - j * LANES, s[j], all(LOWEST));
         }
-        v16 top = largest_lane(larger(larger(s[0], s[1]), larger(s[2], s[3])));
+        UNROLL
+        for (int j = 0; j < TILE / LANES; j++) top = larger(s[j], top);
+        top = largest_lane(top);
         UNROLL
         for (int j = 0; j < TILE / LANES; j++)
-            s[j] = keep_weights(dtype, scores, j, exp2_16(s[j] - top));
+            s[j] = keep_weights(dtype, scores, j, exp2_vec(s[j] - top));
         marks->top[i] = top[0];
-        marks->mass[i] = sum_of_lanes((s[0] + s[1]) + (s[2] + s[3]))[0];
+        marks->mass[i] = sum_of_vectors(TILE / LANES, s)[0];
     }
 }
 
@@ -222,30 +193,38 @@ static __attribute__((noinline)) void weigh_bfloat16(int rows, float *scores, fl
     weigh(BFLOAT16, rows, scores, scale, seen, marks);
 }
 
-/* How a tile joins those before it: sums become sums · shrink + the tile's · weight. */
+/* How a tile joins those before it, row by row: sums become sums · shrink + the tile's · weight. */
 typedef struct {
-    v16 shrink, weight;
+    float shrink[MARKS], weight[MARKS];
 } Joint;
 
-/* Count a tile of some rows in; their top and mass become those of all so far. */
-INLINE Joint join(v16 *top, v16 *mass, v16 tile_top, v16 tile_mass) {
-    v16 peak = larger(*top, tile_top);
-    Joint by = {exp2_16(*top - peak), exp2_16(tile_top - peak)};
-    *top = peak;
-    *mass = *mass * by.shrink + tile_mass * by.weight;
+/* Count a tile of some rows in; `so_far` becomes that of all tiles so far. */
+INLINE Joint join(Marks *so_far, const Marks *tile) {
+    Joint by;
+    UNROLL
+    for (int i = 0; i < MARKS; i += LANES) {
+        vec top = load(so_far->top + i), tile_top = load(tile->top + i);
+        vec peak = larger(top, tile_top);
+        vec shrink = exp2_vec(top - peak), weight = exp2_vec(tile_top - peak);
+        store(by.shrink + i, shrink);
+        store(by.weight + i, weight);
+        store(so_far->top + i, peak);
+        store(so_far->mass + i,
+              load(so_far->mass + i) * shrink + load(tile->mass + i) * weight);
+    }
     return by;
 }
 
-INLINE v16 join_sums(v16 sums, v16 tile_sums, v16 shrink, v16 weight) {
-    return fma16(tile_sums, weight, sums * shrink);
+INLINE vec join_sums(vec sums, vec tile_sums, float shrink, float weight) {
+    return fma_vec(tile_sums, all(weight), sums * all(shrink));
 }
 
-/* Sixteen values of a pair of keys in bfloat16, side by side. */
-INLINE v16 pair_values(const char *const *values, long pair, long column) {
-    half16 one, other;
+/* Values of a pair of keys in bfloat16, side by side. */
+INLINE vec pair_values(const char *const *values, long pair, long column) {
+    halves one, other;
     memcpy(&one, values[2 * pair] + 2 * column, sizeof one);
     memcpy(&other, values[2 * pair + 1] + 2 * column, sizeof other);
-    return (v16)(__builtin_convertvector(one, u16) | __builtin_convertvector(other, u16) << 16);
+    return (vec)(__builtin_convertvector(one, uvec) | __builtin_convertvector(other, uvec) << 16);
 }
 
 /* The values of the first `seen` keys of a tile by their weights, for some rows and columns.
@@ -256,13 +235,15 @@ INLINE v16 pair_values(const char *const *values, long pair, long column) {
 INLINE void add_columns(int rows, int columns, Dtype dtype, const float *weights,
                         const char *const *values, const char *const *ahead, long column, int seen,
                         const Joint *by, float *const *to) {
-    v16 total[MAX_ROWS][COLUMNS];
+    vec total[MAX_ROWS][COLUMNS];
     UNROLL
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < columns; j++) total[i][j] = (v16){0};
-    int keys = dtype == FLOAT32 ? 1 : 2; /* of a step */
+    for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int j = 0; j < columns; j++) total[i][j] = (vec){0};
+    }
+    int keys = INNER(dtype) == FLOAT32 ? 1 : 2; /* of a step */
     for (int step = 0; step < seen / keys; step++) {
-        v16 v[COLUMNS];
+        vec v[COLUMNS];
         UNROLL
         for (int j = 0; j < columns; j++)
             v[j] = load((const float *)values[step] + column + j * LANES);
@@ -271,29 +252,33 @@ INLINE void add_columns(int rows, int columns, Dtype dtype, const float *weights
                    columns * LANES * size_of(dtype));
         UNROLL
         for (int i = 0; i < rows; i++) {
-            v16 w = splat(weights + i * TILE + step);
-            for (int j = 0; j < columns; j++) total[i][j] = add_step(dtype, total[i][j], w, v[j]);
+            vec w = splat(weights + i * TILE + step);
+            UNROLL
+            for (int j = 0; j < columns; j++)
+                total[i][j] = add_step(INNER(dtype), total[i][j], w, v[j]);
         }
     }
     if (seen % keys) {
         int step = seen / keys;
         UNROLL
         for (int j = 0; j < columns; j++) {
-            v16 v = load((const float *)values[step] + column + j * LANES);
-            v = (v16)((u16)v & 0xffff); /* the second of the pair is not seen */
+            vec v = load((const float *)values[step] + column + j * LANES);
+            v = (vec)((uvec)v & 0xffff); /* the second of the pair is not seen */
+            UNROLL
             for (int i = 0; i < rows; i++)
-                total[i][j] = add_step(dtype, total[i][j], splat(weights + i * TILE + step), v);
+                total[i][j] = add_step(INNER(dtype), total[i][j],
+                                       splat(weights + i * TILE + step), v);
         }
     }
     UNROLL
-    for (int i = 0; i < rows; i++)
+    for (int i = 0; i < rows; i++) {
+        UNROLL
         for (int j = 0; j < columns; j++) {
             float *at = to[i] + column + j * LANES;
-            if (by)
-                total[i][j] = join_sums(load(at), total[i][j], all(by->shrink[i]),
-                                        all(by->weight[i]));
+            if (by) total[i][j] = join_sums(load(at), total[i][j], by->shrink[i], by->weight[i]);
             store(at, total[i][j]);
         }
+    }
 }
 
 INLINE void add_values(int rows, Dtype dtype, const float *weights,

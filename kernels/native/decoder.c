@@ -10,11 +10,9 @@
 #include "team.h"
 
 typedef struct {
-    const char *attention_norm;
-    const char *qkv, *qkv_bias; /* biases may be NULL */
-    const char *out, *out_bias;
-    const char *ffn_norm;
-    const char *gate_up, *down;
+    const char *attention_norm, *ffn_norm;
+    const char *qkv_bias, *out_bias; /* or NULL */
+    Matrix qkv, out, gate_up, down;
 } Layer;
 
 /* Rows are dense.  What only a part of the rows needs at a time has room for one part. */
@@ -36,31 +34,29 @@ typedef struct {
 /* Rows first … first + count of the step. */
 typedef struct {
     long first, count;
-} Part;
+} Stretch;
 
-static void norm(Team *team, const Decoder *d, Part part, const char *weight) {
+static void norm(Team *team, const Decoder *d, Stretch part, const char *weight) {
     long stride = d->hidden * size_of(d->turn.dtype), from = part.first * stride;
     Norm n = {d->added + from, weight, d->residual + from, d->normed, stride, stride, stride,
               part.count, d->hidden, d->turn.dtype, d->eps};
     work_together(team, normalise, &n, norm_items(&n));
 }
 
-static void product(Team *team, const Decoder *d, long rows, const char *x, long inputs,
-                    const char *weight, const char *bias, char *out, long outputs) {
+static void product(Team *team, const Decoder *d, long rows, const char *x, const Matrix *matrix,
+                    const char *bias, char *out) {
     long size = size_of(d->turn.dtype);
-    Product p = {x, weight, bias, out, inputs * size, outputs * size,
-                 rows, outputs, inputs, d->turn.dtype};
+    Product p = {matrix, x, bias, out, matrix->inputs * size, matrix->outputs * size, rows,
+                 d->turn.dtype};
     work_together(team, multiply, &p, product_items(&p));
 }
 
 /* From what came before to queries, and to keys and values in their slots. */
-static void before_attention(Team *team, const Decoder *d, long index, Part part) {
+static void before_attention(Team *team, const Decoder *d, long index, Stretch part) {
     const Layer *layer = d->layers + index;
     Turn turn = d->turn;
-    long outputs = (turn.heads + 2 * turn.kv_heads) * turn.head_dim;
     norm(team, d, part, layer->attention_norm);
-    product(team, d, part.count, d->normed, d->hidden, layer->qkv, layer->qkv_bias, d->mixed,
-            outputs);
+    product(team, d, part.count, d->normed, &layer->qkv, layer->qkv_bias, d->mixed);
     turn.tokens = part.count;
     turn.cos += part.first * turn.angle_stride;
     turn.sin += part.first * turn.angle_stride;
@@ -72,24 +68,23 @@ static void before_attention(Team *team, const Decoder *d, long index, Part part
 }
 
 /* From what was attended to what the next layer adds. */
-static void after_attention(Team *team, const Decoder *d, long index, Part part) {
+static void after_attention(Team *team, const Decoder *d, long index, Stretch part) {
     const Layer *layer = d->layers + index;
     long size = size_of(d->turn.dtype), width = d->turn.heads * d->turn.head_dim;
     char *added = d->added + part.first * d->hidden * size;
-    product(team, d, part.count, d->attended + part.first * width * size, width, layer->out,
-            layer->out_bias, added, d->hidden);
+    product(team, d, part.count, d->attended + part.first * width * size, &layer->out,
+            layer->out_bias, added);
     norm(team, d, part, layer->ffn_norm);
-    product(team, d, part.count, d->normed, d->hidden, layer->gate_up, NULL, d->gate_up,
-            2 * d->ffn);
+    product(team, d, part.count, d->normed, &layer->gate_up, NULL, d->gate_up);
     Gate gate = {d->gate_up, d->gated, 2 * d->ffn * size, d->ffn * size,
                  part.count, d->ffn, d->turn.dtype};
     work_together(team, open_gates, &gate, gate_items(&gate));
-    product(team, d, part.count, d->gated, d->ffn, layer->down, NULL, added, d->hidden);
+    product(team, d, part.count, d->gated, &layer->down, NULL, added);
 }
 
-static Part part_at(const Decoder *d, long first) {
+static Stretch part_at(const Decoder *d, long first) {
     long left = d->turn.tokens - first;
-    return (Part){first, left < d->part ? left : d->part};
+    return (Stretch){first, left < d->part ? left : d->part};
 }
 
 static void decode(Team *team, const Decoder *d) {

@@ -7,14 +7,59 @@
 
 #include "vector.h"
 
+/* Bytes that a thread finds on its stack for one item: OpenMP's threads have 2 MiB at least. */
+#define STACK_ROOM (384 * 1024)
+
+/* How a part of a matrix is stored; formats.c has the layouts.  kernels/formats.py has the same
+   order. */
+typedef enum {
+    F32, BF16, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, NUM_FORMATS
+} Format;
+
+#define PANEL 32   /* outputs that stand side by side in every format */
+#define BLOCK 32   /* inputs that share a scale, or lie together */
+#define MAX_PARTS 3
+
+/* Rows of a matrix that are stored alike. */
+typedef struct {
+    const char *packed; /* [panels] of `panel_bytes` */
+    long format, outputs;
+} Part;
+
+/* A weight [outputs, inputs], packed: its parts one below the other. */
+typedef struct {
+    Part parts[MAX_PARTS];
+    long num_parts, outputs, inputs;
+    long int8; /* whether products round their rows to 8 bits */
+} Matrix;
+
+long panel_bytes(Format format, long inputs);
+
+/* The panels of all parts, and the part in which one of them is: `panel` becomes its number there,
+   `column` its first output. */
+long panels_of(const Matrix *matrix);
+const Part *part_of_panel(const Matrix *matrix, long *panel, long *column);
+
+/* Some inputs of a panel, as products read them: [inputs][PANEL] in float32, or [pairs][PANEL] where
+   the dtype is bfloat16 and the target multiplies pairs.  `first` is a multiple of BLOCK.  What is
+   stored that way is not copied; `room` holds count · PANEL floats. */
+const float *panel_weights(const Part *part, long inputs, long panel, long first, long count,
+                           Dtype dtype, float *room);
+
+/* One row of float32 times some inputs of a panel: adds to `sums` [PANEL] what products of
+   `panel_weights` would, bit for bit.  Returns 0, having done nothing, for what is not quantised. */
+int multiply_row(const Part *part, long inputs, long panel, long first, long count, const float *x,
+                 float *sums);
+
 /* Rows times a packed weight; linear.c. */
 typedef struct {
-    const char *x, *packed;
+    const Matrix *matrix;
+    const char *x;
     const char *bias; /* or NULL */
     char *out;
     long x_stride, out_stride; /* bytes from row to row */
-    long rows, outputs, inputs;
-    long dtype;
+    long rows;
+    long dtype; /* of x, bias and out */
 } Product;
 
 long product_items(const Product *product);

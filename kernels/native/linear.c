@@ -1,117 +1,194 @@
 /* Rows times a packed weight.
 
    Owns: the order of the sums, and how a product is dealt out to threads.
-   Does not know: how a weight is packed beyond its layout.
-   Idea: every output is one chain over k = 0, 1, … in a register of its own, so it doesn't matter
-   how many rows are beside it; only how often the weight is read follows from that.
+   Does not know: how a weight is stored.
+   Idea: every output is one chain over k = 0, 1, … in a lane of its own, so the result is
+   batch-invariant: the number of rows beside it decides only how often the weight is read.  A tile
+   is as many sums as the registers hold; between blocks of inputs they wait in memory.
 
-       packed   [panels][steps][32]   a panel is 32 outputs; a step is one input, or a pair in
-                                      bfloat16, always four bytes */
+       target     registers   tile: rows × outputs
+       AVX-512    32          14 × 32
+       AVX2       16           6 × 16, or 3 × 32
+       NEON       32           6 × 16
+       SSE2       16           6 × 8,  or 3 × 16 */
 
 #include "kernels.h"
 #include "team.h"
 
-#define PANEL 32
-#define MAX_ROWS 14 /* of 32 sums each: 28 registers, two for the weight, one for the input */
-#define NEAR (384 * 1024) /* bytes of input rows that stay in the second-level cache */
+#if LANES == 16
+#define ROWS 14
+#define WIDE_ROWS 14 /* rows that meet a tile of twice as many outputs */
+#define OUTPUTS 32
+#elif LANES == 8
+#define ROWS 6
+#define WIDE_ROWS 3
+#define OUTPUTS 16
+#elif defined(__x86_64__)
+#define ROWS 6
+#define WIDE_ROWS 3
+#define OUTPUTS 8
+#else
+#define ROWS 6
+#define WIDE_ROWS 2
+#define OUTPUTS 16
+#endif
 
-INLINE v16 add_step(Dtype dtype, v16 total, v16 x, v16 w) {
-    return dtype == FLOAT32 ? fma16(x, w, total) : dot_pairs(total, x, w);
+#define CHUNK (LANES == 16 ? 8 * ROWS : 16 * ROWS) /* rows of an item */
+#define NEAR 192    /* inputs of a block where rows are many, and its weights are used often */
+#define FEW 64      /* where rows are few */
+#define FEW_ROWS 12
+
+INLINE vec add_step(int pairs, vec total, vec x, vec w) {
+    return pairs ? dot_pairs(total, x, w) : fma_vec(x, w, total);
 }
 
-/* Write sixteen sums of a row, or as many as there are outputs.  Not inlined: where the compiler
-   sees what becomes of the sums, it keeps half of them in memory. */
-static __attribute__((noinline)) void finish(const Product *p, v16 sums, long row, long column) {
-    Dtype dtype = (Dtype)p->dtype;
-    long size = size_of(dtype), count = p->outputs - column;
-    if (count <= 0) return;
-    if (p->bias) sums += load_some(dtype, p->bias + column * size, count);
-    store_some(dtype, p->out + row * p->out_stride + column * size, sums, count);
-}
+/* A block of inputs: some rows, and the weights of one panel. */
+typedef struct {
+    const char *x;        /* [rows], a step being four bytes of each */
+    const float *weights; /* [steps][PANEL] */
+    float *sums;          /* [rows][PANEL] */
+    long x_stride, steps;
+} Strip;
 
-/* `rows` rows times one panel; `rows` and `dtype` are known where this is inlined. */
-INLINE void multiply_tile(int rows, Dtype dtype, const Product *p, long first, long panel) {
-    long steps = (p->inputs * size_of(dtype)) / 4, odd = dtype == BFLOAT16 && p->inputs % 2;
-    const float *w = (const float *)p->packed + panel * (steps + odd) * PANEL;
-    const char *x = p->x + first * p->x_stride;
-    v16 low[MAX_ROWS], high[MAX_ROWS];
+/* `rows` rows times `vectors` · LANES outputs; both are known where this is inlined. */
+INLINE void multiply_tile(int rows, int vectors, int pairs, const Strip *s, long first,
+                          long column) {
+    const char *x = s->x + first * s->x_stride;
+    const float *w = s->weights + column;
+    float *sums = s->sums + first * PANEL + column;
+    vec total[ROWS][8];
     UNROLL
-    for (int i = 0; i < rows; i++) low[i] = high[i] = (v16){0};
-    const char *at[(MAX_ROWS + 2) / 3]; /* of every third row: more addresses than these spill */
+    for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int j = 0; j < vectors; j++) total[i][j] = load(sums + i * PANEL + j * LANES);
+    }
+    const char *at[(ROWS + 2) / 3]; /* of every third row: more addresses than these spill */
     UNROLL
-    for (int i = 0; i < rows; i += 3) at[i / 3] = x + i * p->x_stride;
-    for (long k = 0; k < steps; k++, w += PANEL) {
-        v16 w0 = load(w), w1 = load(w + LANES);
-        long stride = p->x_stride;
+    for (int i = 0; i < rows; i += 3) at[i / 3] = x + i * s->x_stride;
+    for (long k = 0; k < s->steps; k++, w += PANEL) {
+        long stride = s->x_stride;
         HIDE(stride); /* or the compiler adds it up for each row beforehand */
+        vec weight[8];
+        UNROLL
+        for (int j = 0; j < vectors; j++) weight[j] = load(w + j * LANES);
         UNROLL
         for (int i = 0; i < rows; i++) {
-            v16 value = splat(at[i / 3] + i % 3 * stride);
-            low[i] = add_step(dtype, low[i], value, w0);
-            high[i] = add_step(dtype, high[i], value, w1);
+            vec value = splat(at[i / 3] + i % 3 * stride);
+            UNROLL
+            for (int j = 0; j < vectors; j++)
+                total[i][j] = add_step(pairs, total[i][j], value, weight[j]);
         }
         UNROLL
         for (int i = 0; i < rows; i += 3) at[i / 3] += 4;
     }
-    if (odd) {
-        v16 w0 = load(w), w1 = load(w + LANES);
-        UNROLL
-        for (int i = 0; i < rows; i++) {
-            uint32_t last = 0;
-            memcpy(&last, x + i * p->x_stride + 4 * steps, 2);
-            low[i] = add_step(dtype, low[i], splat(&last), w0);
-            high[i] = add_step(dtype, high[i], splat(&last), w1);
-        }
-    }
     UNROLL
     for (int i = 0; i < rows; i++) {
-        finish(p, low[i], first + i, panel * PANEL);
-        finish(p, high[i], first + i, panel * PANEL + LANES);
+        UNROLL
+        for (int j = 0; j < vectors; j++) store(sums + i * PANEL + j * LANES, total[i][j]);
     }
 }
 
-#define CASE(n) case n: multiply_tile(n, dtype, p, first, panel); break;
+/* All outputs of the panel; fewer rows take more outputs at a time. */
+INLINE void multiply_panel(int rows, int pairs, const Strip *s, long first) {
+    int outputs = rows <= WIDE_ROWS && OUTPUTS < PANEL ? 2 * OUTPUTS : OUTPUTS;
+    for (long column = 0; column < PANEL; column += outputs)
+        multiply_tile(rows, outputs / LANES, pairs, s, first, column);
+}
 
-INLINE void multiply_rows(int rows, Dtype dtype, const Product *p, long first, long panel) {
+#define CASE(n) case n: if (n <= ROWS) multiply_panel(n <= ROWS ? n : 1, pairs, s, first); break;
+
+INLINE void multiply_rows(int rows, int pairs, const Strip *s, long first) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
         CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
     }
 }
 
-static void multiply_float32(int rows, const Product *p, long first, long panel) {
-    multiply_rows(rows, FLOAT32, p, first, panel);
+static void multiply_numbers(int rows, const Strip *s, long first) {
+    multiply_rows(rows, 0, s, first);
 }
 
-static void multiply_bfloat16(int rows, const Product *p, long first, long panel) {
-    multiply_rows(rows, BFLOAT16, p, first, panel);
+#if PAIRS
+static void multiply_pairs(int rows, const Strip *s, long first) {
+    multiply_rows(rows, 1, s, first);
+}
+#else
+#define multiply_pairs multiply_numbers
+#endif
+
+/* Rows as they are multiplied: where they lie, or in `room`: bfloat16 is widened where pairs are not
+   multiplied; where they are, an odd input gets a zero beside it. */
+static void place_rows(const Product *p, long start, long count, long first, long inputs,
+                       float *room, Strip *strip) {
+    Dtype dtype = (Dtype)p->dtype;
+    int pairs = PAIRS && dtype == BFLOAT16;
+    strip->x = p->x + start * p->x_stride + first * size_of(dtype);
+    strip->x_stride = p->x_stride;
+    strip->steps = pairs ? (inputs + 1) / 2 : inputs;
+    if (dtype == FLOAT32 || (pairs && inputs % 2 == 0)) return;
+    long width = pairs ? inputs + 1 : 2 * inputs; /* in 16 bits */
+    for (long i = 0; i < count; i++) {
+        const char *from = strip->x + i * p->x_stride;
+        char *to = (char *)room + i * 2 * width;
+        if (pairs) {
+            memset(to + 2 * inputs, 0, 2);
+            memcpy(to, from, (size_t)(2 * inputs));
+        } else {
+            for (long k = 0; k < inputs; k += LANES) {
+                vec x = load_some(BFLOAT16, from + 2 * k, inputs - k);
+                store_some(FLOAT32, to + 4 * k, x, inputs - k);
+            }
+        }
+    }
+    strip->x = (const char *)room;
+    strip->x_stride = 2 * width;
 }
 
-/* Rows that are multiplied with one panel after another before the next rows come. */
-static long chunk_of(const Product *p) {
-    long near = NEAR / (p->inputs * size_of(p->dtype) + 1) / MAX_ROWS * MAX_ROWS;
-    return near < MAX_ROWS ? MAX_ROWS : near;
+/* Write the sums of a row, or as many as there are outputs. */
+static void finish(const Product *p, const float *sums, long row, long column, long count) {
+    Dtype dtype = (Dtype)p->dtype;
+    long size = size_of(dtype);
+    char *out = p->out + row * p->out_stride + column * size;
+    for (long i = 0; i < PANEL && i < count; i += LANES) {
+        vec total = load(sums + i);
+        if (p->bias) total += load_some(dtype, p->bias + (column + i) * size, count - i);
+        store_some(dtype, out + i * size, total, count - i);
+    }
 }
-
-static long panels_of(const Product *p) { return (p->outputs + PANEL - 1) / PANEL; }
 
 long product_items(const Product *p) {
-    long chunk = chunk_of(p);
-    return (p->rows + chunk - 1) / chunk * panels_of(p);
+    return (p->rows + CHUNK - 1) / CHUNK * panels_of(p->matrix);
 }
 
 /* An item is one panel, times a chunk of rows. */
 void multiply(const void *what, long item, int thread) {
     (void)thread;
+    _Alignas(64) float sums[CHUNK * PANEL], weights[NEAR * PANEL], room[CHUNK * NEAR];
+    _Static_assert(sizeof sums + sizeof weights + sizeof room < STACK_ROOM, "too much for a stack");
     const Product *p = what;
-    long chunk = chunk_of(p), panels = panels_of(p), start = item / panels * chunk;
-    long count = start + chunk < p->rows ? chunk : p->rows - start;
-    long tiles = (count + MAX_ROWS - 1) / MAX_ROWS;
-    for (long tile = 0; tile < tiles; tile++) {
-        long first = start + count * tile / tiles, end = start + count * (tile + 1) / tiles;
-        (p->dtype == FLOAT32 ? multiply_float32 : multiply_bfloat16)((int)(end - first), p, first,
-                                                                     item % panels);
+    long inputs = p->matrix->inputs, panels = panels_of(p->matrix);
+    long start = item / panels * CHUNK, panel = item % panels, column;
+    long count = start + CHUNK < p->rows ? CHUNK : p->rows - start;
+    const Part *part = part_of_panel(p->matrix, &panel, &column);
+    long tiles = (count + ROWS - 1) / ROWS, step = count <= FEW_ROWS ? FEW : NEAR;
+    memset(sums, 0, (size_t)(count * PANEL) * sizeof *sums);
+    int is_done = count == 1 && p->dtype == FLOAT32 &&
+                  multiply_row(part, inputs, panel, 0, inputs,
+                               (const float *)(p->x + start * p->x_stride), sums);
+    for (long first = 0; first < inputs && !is_done; first += step) {
+        long block = inputs - first < step ? inputs - first : step;
+        Strip strip = {.sums = sums};
+        strip.weights = panel_weights(part, inputs, panel, first, block, (Dtype)p->dtype, weights);
+        place_rows(p, start, count, first, block, room, &strip);
+        for (long tile = 0; tile < tiles; tile++) {
+            long from = count * tile / tiles, end = count * (tile + 1) / tiles;
+            (p->dtype == FLOAT32 ? multiply_numbers : multiply_pairs)((int)(end - from), &strip,
+                                                                      from);
+        }
     }
+    long outputs = part->outputs - panel * PANEL;
+    for (long i = 0; i < count; i++)
+        finish(p, sums + i * PANEL, start + i, column, outputs);
 }
 
 void radixcache_linear(const Product *product, long threads) {
@@ -119,10 +196,4 @@ void radixcache_linear(const Product *product, long threads) {
 }
 
 /* Whether a pair of bfloat16 is multiplied and added in one instruction here. */
-long radixcache_multiplies_pairs(void) {
-#if defined(__AVX512BF16__)
-    return 1;
-#else
-    return 0;
-#endif
-}
+long radixcache_multiplies_pairs(void) { return PAIRS; }

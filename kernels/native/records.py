@@ -17,12 +17,41 @@ def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
     return tuple((name, kind) for name in names.split())
 
 
+class Part(ctypes.Structure):
+    """Rows of a matrix that are stored alike."""
+
+    _fields_ = (("packed", _POINTER), *fields(_LONG, "format outputs"))
+
+
+class Matrix(ctypes.Structure):
+    """A packed weight."""
+
+    _fields_ = (("parts", Part * 3), *fields(_LONG, "num_parts outputs inputs int8"))
+
+
+class Packing(ctypes.Structure):
+    """A file's rows to pack."""
+
+    _fields_ = (*fields(_POINTER, "raw packed"), *fields(_LONG, "format outputs inputs"))
+
+
+class Taking(ctypes.Structure):
+    """Rows of a matrix to read."""
+
+    _fields_ = (
+        ("matrix", ctypes.POINTER(Matrix)),
+        *fields(_POINTER, "ids out"),
+        *fields(_LONG, "count dtype"),
+    )
+
+
 class Product(ctypes.Structure):
     """Rows times a packed weight; strides in bytes."""
 
     _fields_ = (
-        *fields(_POINTER, "x packed bias out"),
-        *fields(_LONG, "x_stride out_stride rows outputs inputs dtype"),
+        ("matrix", ctypes.POINTER(Matrix)),
+        *fields(_POINTER, "x bias out"),
+        *fields(_LONG, "x_stride out_stride rows dtype"),
     )
 
 
@@ -99,7 +128,10 @@ class Listing(ctypes.Structure):
 class Layer(ctypes.Structure):
     """Weights of a decoder layer."""
 
-    _fields_ = fields(_POINTER, "attention_norm qkv qkv_bias out out_bias ffn_norm gate_up down")
+    _fields_ = (
+        *fields(_POINTER, "attention_norm ffn_norm qkv_bias out_bias"),
+        *fields(Matrix, "qkv out gate_up down"),
+    )
 
 
 class Decoder(ctypes.Structure):

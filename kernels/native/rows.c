@@ -22,24 +22,31 @@ static int threads_for(long rows, long width, long threads) {
     return rows * width < 32768 ? 1 : (int)threads;
 }
 
+#define CHAINS (32 / LANES) /* number i of a row goes to chain i % 32, on every target */
+
 /* out = x / rms(x) · weight; with a residual, x is first added to it and the sum is what counts. */
 INLINE void norm_row(Dtype dtype, const char *x, char *residual, const char *weight, char *out,
                      long width, float eps) {
     long size = size_of(dtype);
-    v16 total[2] = {{0}, {0}};
-    for (long i = 0; i < width; i += LANES) {
-        v16 value = load_some(dtype, x + i * size, width - i);
-        if (residual) {
-            value = rounded(dtype, value + load_some(dtype, residual + i * size, width - i));
-            store_some(dtype, residual + i * size, value, width - i);
+    vec total[CHAINS] = {0};
+    for (long first = 0; first < width; first += CHAINS * LANES) {
+        UNROLL
+        for (int j = 0; j < CHAINS; j++) {
+            long i = first + j * LANES;
+            if (i >= width) break;
+            vec value = load_some(dtype, x + i * size, width - i);
+            if (residual) {
+                value = rounded(dtype, value + load_some(dtype, residual + i * size, width - i));
+                store_some(dtype, residual + i * size, value, width - i);
+            }
+            total[j] = fma_vec(value, value, total[j]);
         }
-        total[i / LANES % 2] = fma16(value, value, total[i / LANES % 2]);
     }
-    float scale = 1.0f / sqrtf(sum16(total[0] + total[1]) / (float)width + eps);
+    float scale = 1.0f / sqrtf(sum_of_vectors(CHAINS, total)[0] / (float)width + eps);
     const char *from = residual ? residual : x;
     for (long i = 0; i < width; i += LANES) {
-        v16 value = load_some(dtype, from + i * size, width - i) * all(scale);
-        v16 factor = load_some(dtype, weight + i * size, width - i);
+        vec value = load_some(dtype, from + i * size, width - i) * all(scale);
+        vec factor = load_some(dtype, weight + i * size, width - i);
         store_some(dtype, out + i * size, rounded(dtype, value) * factor, width - i);
     }
 }
@@ -66,9 +73,9 @@ INLINE void gate_row(Dtype dtype, const char *gate, char *out, long width) {
     long size = size_of(dtype);
     const char *up = gate + width * size;
     for (long i = 0; i < width; i += LANES) {
-        v16 x = load_some(dtype, gate + i * size, width - i);
-        v16 opened = rounded(dtype, x / (all(1.0f) + exp16(-x)));
-        v16 y = load_some(dtype, up + i * size, width - i);
+        vec x = load_some(dtype, gate + i * size, width - i);
+        vec opened = rounded(dtype, x / (all(1.0f) + exp_vec(-x)));
+        vec y = load_some(dtype, up + i * size, width - i);
         store_some(dtype, out + i * size, opened * y, width - i);
     }
 }
@@ -95,9 +102,9 @@ INLINE void turn_head(Dtype dtype, const char *from, const float *cos, const flo
     long size = size_of(dtype);
     for (long i = 0; i < half; i += LANES) {
         long count = half - i;
-        v16 left = load_some(dtype, from + i * size, count);
-        v16 right = load_some(dtype, from + (half + i) * size, count);
-        v16 c = load_some(FLOAT32, cos + i, count), s = load_some(FLOAT32, sin + i, count);
+        vec left = load_some(dtype, from + i * size, count);
+        vec right = load_some(dtype, from + (half + i) * size, count);
+        vec c = load_some(FLOAT32, cos + i, count), s = load_some(FLOAT32, sin + i, count);
         store_some(dtype, to + i * size, left * c - right * s, count);
         store_some(dtype, to + (half + i) * size, right * c + left * s, count);
     }
