@@ -20,6 +20,7 @@ import torch
 
 from kernels._attention_native import NativePlan, attention_record, kind_of, takes
 from kernels._extend_plan import ExtendPlan
+from kernels._linear_native import PackedMatrix
 from kernels._rows_native import alike, turn_record, wrong_slot
 from kernels.backend import check_device, check_dtype, check_shape, check_slots, choose_backend
 from kernels.linear import PackedWeight
@@ -207,11 +208,12 @@ def _vectors(layer: LayerWeights) -> list[torch.Tensor]:
 
 def _record(layer: LayerWeights) -> Layer:
     """Write a layer down; biases may be missing."""
-    values = {name: getattr(layer, name) for name, *_ in Layer._fields_}
-    return Layer(
-        **{
-            name: value.packed.record if isinstance(value, PackedWeight) else value.data_ptr()
-            for name, value in values.items()
-            if value is not None
-        }
-    )
+    record = Layer()
+    for name, *_ in Layer._fields_:
+        value = getattr(layer, name)
+        if isinstance(value, PackedWeight):
+            assert isinstance(value.packed, PackedMatrix)
+            setattr(record, name, value.packed.record)
+        elif value is not None:
+            setattr(record, name, value.data_ptr())
+    return record

@@ -141,9 +141,11 @@ def pack_weight(
     """
     parts = [weight] if isinstance(weight, torch.Tensor | QuantisedWeight) else list(weight)
     for part in parts:
-        check_shape("weight", part, ("N", parts[0].shape[-1]) if part.shape[1:] else ("N", "K"))
         if isinstance(part, torch.Tensor):
+            check_shape("weight", part, ("N", "K"))
             check_dtype("weight", part, FLOAT_DTYPES)
+        if part.shape[1] != parts[0].shape[1]:
+            raise ValueError(f"weights have rows of {parts[0].shape[1]} and {part.shape[1]}")
     plain = [part for part in parts if isinstance(part, torch.Tensor)]
     quantised = len(plain) < len(parts)
     if dtype is None:

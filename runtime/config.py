@@ -19,14 +19,24 @@ MAX_THREADS = 1024
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
+WEIGHTS = ("auto", "file", "float32", "bfloat16")
+
+ACTIVATIONS = ("full", "int8")
+
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a runtime is built from.
 
     model                the embedded model's name, a .gguf file, a Hugging Face folder or hub name
     device               "auto" (CUDA where there is one, else the CPU), "cpu", "cuda", "cuda:1" …
-    dtype                of weights and K/V, by name; "auto" is bfloat16 where the device computes
-                         it faster (CUDA, a CPU with AVX512-BF16), float32 elsewhere
+    dtype                of activations and the KV cache, by name; "auto" is bfloat16 where the
+                         device computes it faster, float32 elsewhere
+    weights              how they are kept in memory: "file" (as the file stores them, quantised
+                         or in 16 bits), "float32", "bfloat16"; "auto" is "file" where the kernels
+                         compute with such weights, else `dtype`.  Results are the same bits as
+                         with weights that were converted to `dtype`
+    activations          "full", or "int8": products with quantised weights round their rows to 8
+                         bits, block by block, and multiply integers; faster, less exact
     kv_memory_bytes      memory for K/V, in bytes
     num_blocks           blocks of the pool, instead of `kv_memory_bytes`
     block_size           tokens a block; prefixes are published in whole blocks
@@ -55,6 +65,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str = DEFAULT_MODEL
     device: str = "auto"
     dtype: str = "auto"
+    weights: str = "auto"
+    activations: str = "full"
     kv_memory_bytes: int = 1 << 30
     num_blocks: int | None = None
     block_size: int = 16
@@ -74,8 +86,14 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     debug_seals: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InvalidSetting(f"dtype is {self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        for name, choices in (
+            ("dtype", DTYPES),
+            ("weights", WEIGHTS),
+            ("activations", ACTIVATIONS),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise InvalidSetting(f"{name} is {value!r}: choose one of {', '.join(choices)}")
         if self.eviction_policy not in POLICIES:
             raise InvalidSetting(
                 f"eviction_policy is {self.eviction_policy!r}: choose one of {', '.join(POLICIES)}"

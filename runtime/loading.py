@@ -207,7 +207,7 @@ def load_runtime(
         dtype=dtype,
         device=device,
     )
-    model = _read_model(checkpoint, dtype, device, progress)
+    model = _read_model(checkpoint, config, dtype, device, progress)
     exactness = exact_model(model, config.exact)
     seals = Seals(memory.block_size)
     watching = (*observers, seals) if config.debug_seals else observers
@@ -238,16 +238,44 @@ def load_runtime(
 
 
 def _read_model(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None
+    checkpoint: Checkpoint,
+    config: RuntimeConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None,
 ) -> LlamaModel:
     total = len(expected_shapes(checkpoint.config))
+    tensors = checkpoint.tensors(as_stored=keeps_stored(config, device))
+    if config.weights in ("float32", "bfloat16"):
+        kept = getattr(torch, config.weights)
+        tensors = ((name, tensor.to(kept)) for name, tensor in tensors)  # type: ignore[union-attr]
     return LlamaModel(
         checkpoint.config,
-        checkpoint.tensors(),
+        tensors,
         dtype=dtype,
         device=device,
+        int8=config.activations == "int8",
         progress=(lambda done: progress("reading weights", done, total)) if progress else None,
     )
+
+
+def keeps_stored(config: RuntimeConfig, device: torch.device) -> bool:
+    """Whether weights stay as the file stores them.  Raises InvalidSetting where they can't."""
+    backend = choose_backend(device)
+    if config.activations == "int8" and (backend != "native" or config.weights not in _STORED):
+        raise InvalidSetting(
+            "activations are int8, which only the native backend computes, with weights as the "
+            f"file stores them: this is the {backend} backend, with weights {config.weights!r}"
+        )
+    if config.weights == "file" and backend != "native":
+        raise InvalidSetting(
+            f"weights are 'file', which the {backend} backend does not compute with: use "
+            "'auto', or install a C compiler"
+        )
+    return config.weights in _STORED and backend == "native"
+
+
+_STORED = ("auto", "file")
 
 
 def _new_cache(

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from radixcache.policy import POLICIES
-from runtime.config import DEFAULT_MODEL, DTYPES, RuntimeConfig
+from runtime.config import ACTIVATIONS, DEFAULT_MODEL, DTYPES, WEIGHTS, RuntimeConfig
 from runtime.errors import InvalidSetting
 from runtime.exactness.promise import EXACT
 from runtime.request import SamplingParams
@@ -68,7 +68,19 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
     flag("--model", default=DEFAULT_MODEL, help="name, .gguf file, Hugging Face folder or hub name")
     flag("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
-    flag("--dtype", default="auto", choices=DTYPES, help="of weights and K/V (default auto)")
+    flag("--dtype", default="auto", choices=DTYPES, help="of activations and KV (default auto)")
+    flag(
+        "--weights",
+        default=default.weights,
+        choices=WEIGHTS,
+        help="how weights are kept: file (as stored, quantised), float32, bfloat16 (default auto)",
+    )
+    flag(
+        "--activations",
+        default=default.activations,
+        choices=ACTIVATIONS,
+        help="int8: round rows to 8 bits beside quantised weights, faster and less exact",
+    )
     flag(
         "--kv-memory",
         dest="kv_memory_bytes",

@@ -8,8 +8,11 @@ the store, so a token attends to the same stored values whoever computed them, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional
@@ -17,6 +20,7 @@ from torch.nn import functional
 from kernels import (
     LayerWeights,
     PackedWeight,
+    QuantisedWeight,
     RowLayout,
     Scratch,
     fuse_layers,
@@ -33,11 +37,15 @@ from runtime.models.batch import Batch
 from runtime.models.config import ModelConfig
 from runtime.models.rope import inverse_frequencies
 
+Weight: TypeAlias = torch.Tensor | QuantisedWeight
+
 
 class LlamaModel:
     """A Llama-like decoder on one device.
 
-    tensors   (canonical name, tensor) of every weight, already checked against `config`
+    tensors   (canonical name, tensor) of every weight, already checked against `config`; matrices
+              may be quantised where the backend computes with them
+    int8      whether products with quantised weights round their rows to 8 bits
     progress  called with the number of tensors taken so far
 
     `row_layout` is that of its products, None for the default; see kernels/row_check.py.
@@ -46,10 +54,11 @@ class LlamaModel:
     def __init__(
         self,
         config: ModelConfig,
-        tensors: Iterable[tuple[str, torch.Tensor]],
+        tensors: Iterable[tuple[str, Weight]],
         *,
         dtype: torch.dtype,
         device: torch.device,
+        int8: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.config = config
@@ -57,19 +66,21 @@ class LlamaModel:
         self.row_layout: RowLayout | None = None
         self._scale = config.head_dim**-0.5
         self._scratch = Scratch(device)
-        weights: dict[str, torch.Tensor] = {}
+        self._pack = partial(pack_weight, dtype=dtype, int8=int8)
+        weights: dict[str, Weight] = {}
+        layers: dict[int, LayerWeights] = {}
         for count, (name, tensor) in enumerate(tensors, 1):
-            weights[name] = tensor.to(device=device, dtype=dtype)
-            _fuse(weights, name)
+            weights[name] = tensor if isinstance(tensor, QuantisedWeight) else tensor.to(device)
+            index = _complete_layer(weights, name, config)
+            if index is not None:
+                layers[index] = self._layer(weights, f"model.layers.{index}.")
             if progress:
                 progress(count)
-        self._norm = weights["model.norm.weight"]
+        self._layers = [layers[index] for index in range(config.num_layers)]
+        self._norm = _vector(weights, "model.norm.weight", dtype)
         table = weights.pop("model.embed_tokens.weight")
-        self._head = pack_weight(table if config.tie_embeddings else weights.pop("lm_head.weight"))
-        self._embedding: torch.Tensor | PackedWeight = table
-        if config.tie_embeddings and isinstance(self._head, PackedWeight) and self._head.has_rows:
-            self._embedding = self._head  # one copy serves both
-        self._layers = [_layer(weights, f"model.layers.{i}.") for i in range(config.num_layers)]
+        self._head = self._pack(table if config.tie_embeddings else weights.pop("lm_head.weight"))
+        self._embedding = self._table(table)
         self._fused = fuse_layers(
             self._layers,
             dtype=dtype,
@@ -79,6 +90,42 @@ class LlamaModel:
         )
         cos, sin = rotary_table(inverse_frequencies(config), config.max_len)
         self._cos, self._sin = cos.to(device), sin.to(device)
+
+    def _table(self, table: Weight) -> torch.Tensor | PackedWeight:
+        """Return what embeddings are read from: the head, where it is the same and can be read."""
+        if (
+            isinstance(self._head, PackedWeight)
+            and self._head.has_rows
+            and self.config.tie_embeddings
+        ):
+            return self._head  # one copy serves both
+        return self._pack(table) if isinstance(table, QuantisedWeight) else table.to(self.dtype)
+
+    def _layer(self, weights: dict[str, Weight], at: str) -> LayerWeights:
+        """Take a layer's weights; a matrix goes as its packed copy comes, so that memory never
+        holds two copies of more than one layer."""
+
+        def packed(*names: str) -> torch.Tensor | PackedWeight:
+            """Take matrices as one, laid out as the backend computes with it."""
+            return self._pack([weights.pop(f"{at}{name}.weight") for name in names])
+
+        def bias(*names: str) -> torch.Tensor | None:
+            """Take biases as one, if there are any."""
+            found = [f"{at}{name}.bias" for name in names if f"{at}{name}.bias" in weights]
+            return (
+                torch.cat([_vector(weights, name, self.dtype) for name in found]) if found else None
+            )
+
+        return LayerWeights(
+            attention_norm=_vector(weights, f"{at}input_layernorm.weight", self.dtype),
+            qkv=packed(*_QKV),
+            qkv_bias=bias(*_QKV),
+            out=packed("self_attn.o_proj"),
+            out_bias=bias("self_attn.o_proj"),
+            ffn_norm=_vector(weights, f"{at}post_attention_layernorm.weight", self.dtype),
+            gate_up=packed("mlp.gate_proj", "mlp.up_proj"),
+            down=packed("mlp.down_proj"),
+        )
 
     def forward(self, batch: Batch, store: KVStore) -> torch.Tensor:
         """Compute the last hidden state of every token, storing its K/V on the way.
@@ -183,40 +230,25 @@ class _Step:
     sin: torch.Tensor
 
 
-_FUSED = {
-    "self_attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-}
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_MATRICES = (*_QKV, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def _fuse(weights: dict[str, torch.Tensor], name: str) -> None:
-    """Replace the parts of a fused matrix by the whole, once the last part is there."""
-    prefix, _, kind = name.rpartition(".")
-    for fused, parts in _FUSED.items():
-        part = next((p for p in parts if prefix.endswith(p)), None)
-        if part is None:
-            continue
-        at = prefix.removesuffix(part)
-        names = [f"{at}{p}.{kind}" for p in parts]
-        if all(n in weights for n in names):
-            weights[f"{at}{fused}.{kind}"] = torch.cat([weights.pop(n) for n in names])
+def _complete_layer(weights: dict[str, Weight], name: str, config: ModelConfig) -> int | None:
+    """Return the layer of a weight if all of that layer's are there."""
+    match = _LAYER.match(name)
+    if match is None:
+        return None
+    needed = [f"{match[0]}{part}.weight" for part in (*_NORMS, *_MATRICES)]
+    if config.attention_bias:
+        needed += [f"{match[0]}{part}.bias" for part in _MATRICES[:4]]
+    return int(match[1]) if all(part in weights for part in needed) else None
 
 
-def _layer(weights: dict[str, torch.Tensor], at: str) -> LayerWeights:
-    """Take a layer's weights; each matrix goes as its packed copy comes, so that memory does not
-    hold both for all layers."""
-
-    def packed(name: str) -> torch.Tensor | PackedWeight:
-        """Take a matrix, laid out as the backend computes with it."""
-        return pack_weight(weights.pop(f"{at}{name}.weight"))
-
-    return LayerWeights(
-        attention_norm=weights[f"{at}input_layernorm.weight"],
-        qkv=packed("self_attn.qkv"),
-        qkv_bias=weights.get(f"{at}self_attn.qkv.bias"),
-        out=packed("self_attn.o_proj"),
-        out_bias=weights.get(f"{at}self_attn.o_proj.bias"),
-        ffn_norm=weights[f"{at}post_attention_layernorm.weight"],
-        gate_up=packed("mlp.gate_up"),
-        down=packed("mlp.down_proj"),
-    )
+def _vector(weights: dict[str, Weight], name: str, dtype: torch.dtype) -> torch.Tensor:
+    vector = weights.pop(name)
+    if isinstance(vector, QuantisedWeight):  # no file that is known has one
+        raise TypeError(f"{name} is quantised: only matrices may be")
+    return vector.to(dtype)

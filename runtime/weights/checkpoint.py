@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from kernels import QuantisedWeight
 from runtime.errors import ModelFileError
 from runtime.models.config import ModelConfig
 from runtime.tokenizer.chat import ChatTemplate
@@ -47,11 +48,16 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(
+        self, *, as_stored: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor | QuantisedWeight]]:
         """Yield every tensor under its canonical name, one at a time.
 
+        as_stored  whether matrices that the kernels compute with as they are stay quantised
+
         Names are those of Hugging Face's Llama; q and k are in half-split rotary order.  The dtype
-        is the stored one, or float32 where the stored one is quantised.
+        is the stored one, or float32 where the stored one is quantised and does not stay so.
+        Raises ModelFileError where a scale is infinite or a NaN.
         """
         ...
 

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from gguf.quants import dequantize
 
+from kernels import QuantisedWeight
+from kernels.formats import BLOCKS
 from runtime.errors import ModelFileError
 from runtime.models.config import ModelConfig, RopeScaling
 from runtime.tokenizer.chat import ChatTemplate
@@ -30,6 +32,12 @@ from runtime.weights.gguf_header import Keys, open_header
 from runtime.weights.mapping import canonical_name, check_shapes
 
 _ELSE = "; choose another model"
+_SIXTEEN_BITS = {"F16": torch.float16, "BF16": torch.bfloat16}
+_NUMBERS = (
+    gguf.GGMLQuantizationType.F32,
+    gguf.GGMLQuantizationType.F16,
+    gguf.GGMLQuantizationType.BF16,
+)
 _ROPE_FREQS = "rope_freqs.weight"
 
 NUM_AHEAD = 4
@@ -78,19 +86,26 @@ class GgufCheckpoint:
             return None
         return ChatTemplate(source, self.tokenizer(), where=str(self._path), now=now)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every tensor as float32, under its canonical name, in the file's order.
+    def tensors(
+        self, *, as_stored: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor | QuantisedWeight]]:
+        """Yield every tensor under its canonical name, in the file's order.
 
-        Each comes in memory of its own; the next ones are dequantised meanwhile, on a thread, so
-        that a few are in memory beside those handed out.  Rows of the q and k projections are put
-        back from GGUF's interleaved rotary pairs to half-split ones.
+        as_stored  whether matrices that the kernels compute with as they are stay quantised, and
+                   16-bit ones in 16 bits; else all are float32
+
+        Each comes in memory of its own; the next ones are read meanwhile, on a thread, so that a
+        few are in memory beside those handed out.  Rows of the q and k projections are put back
+        from GGUF's interleaved rotary pairs to half-split ones.  Raises ModelFileError where a
+        quantised tensor has a scale that is infinite or a NaN.
         """
-        ahead: deque[tuple[str, Future[torch.Tensor]]] = deque()
+        read = self._stored if as_stored else self._float32
+        ahead: deque[tuple[str, Future[torch.Tensor | QuantisedWeight]]] = deque()
         with ThreadPoolExecutor(max_workers=1) as thread:
             for name, tensor in self._tensors.items():
                 canonical = canonical_name(name)
                 assert canonical is not None  # `check_shapes` let no other name through
-                ahead.append((canonical, thread.submit(self._float32, name, tensor)))
+                ahead.append((canonical, thread.submit(read, name, tensor)))
                 if len(ahead) > NUM_AHEAD:
                     ready, values = ahead.popleft()
                     yield ready, values.result()
@@ -98,14 +113,42 @@ class GgufCheckpoint:
                 ready, values = ahead.popleft()
                 yield ready, values.result()
 
+    def _stored(self, name: str, tensor: Any) -> torch.Tensor | QuantisedWeight:
+        """Read a tensor as it is stored; float32 what no kernel computes with."""
+        kind, shape = tensor.tensor_type.name, _shape(tensor)
+        if len(shape) != 2 or (kind not in BLOCKS and kind not in _SIXTEEN_BITS):
+            return self._float32(name, tensor)
+        # Read, not mapped: pages of a map would count as memory beside the packed copy.
+        stored = np.fromfile(
+            self._path, np.uint8, int(tensor.n_bytes), offset=int(tensor.data_offset)
+        )
+        rows = torch.from_numpy(self._in_order(name, stored.reshape(shape[0], -1)))
+        if kind in _SIXTEEN_BITS:
+            return rows.view(_SIXTEEN_BITS[kind])
+        weight = QuantisedWeight(rows, kind, (shape[0], shape[1]))
+        self._check_scales(name, weight.has_finite_scales())
+        return weight
+
     def _float32(self, name: str, tensor: Any) -> torch.Tensor:
-        rows = np.asarray(tensor.data)
-        if ".attn_q." in name:
-            rows = _half_split(rows, self.config.num_heads)
-        elif ".attn_k." in name:
-            rows = _half_split(rows, self.config.num_kv_heads)
+        rows = self._in_order(name, np.asarray(tensor.data))
         # A copy even of float32: nothing handed out may change or vanish with the file.
-        return torch.from_numpy(dequantised(rows, tensor.tensor_type).reshape(_shape(tensor)))
+        values = dequantised(rows, tensor.tensor_type)
+        if tensor.tensor_type not in _NUMBERS:
+            self._check_scales(name, bool(np.isfinite(values).all()))
+        return torch.from_numpy(values.reshape(_shape(tensor)))
+
+    def _in_order(self, name: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Rows in half-split rotary order; they may still be quantised."""
+        if ".attn_q." in name:
+            return _half_split(rows, self.config.num_heads)
+        return _half_split(rows, self.config.num_kv_heads) if ".attn_k." in name else rows
+
+    def _check_scales(self, name: str, are_finite: bool) -> None:
+        if not are_finite:
+            raise ModelFileError(
+                f"{self._path}: tensor {name} has a scale that is infinite or not a number: the "
+                "file is damaged, or was made wrong; fetch it again or choose another"
+            )
 
     def _check_readable(self, qtype: Any) -> None:
         _, type_bytes = gguf.GGML_QUANT_SIZES[qtype]

@@ -66,8 +66,9 @@ class FolderCheckpoint:
             return None
         return ChatTemplate(source, self.tokenizer(), where=str(self._folder), now=now)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, *, as_stored: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor under its canonical name, with the dtype that is stored."""
+        del as_stored  # as they always are
         for shard in dict.fromkeys(self._shard_of.values()):
             with _opened(shard) as file:
                 for name, of in self._shard_of.items():
