@@ -91,6 +91,11 @@ def take_rows(matrix: PackedMatrix, ids: torch.Tensor, dtype: torch.dtype) -> to
     return out
 
 
+def rounded_bytes(inputs: int) -> int:
+    """Return how many bytes a row takes that is rounded to 8 bits."""
+    return int(library().radixcache_rounded_bytes(inputs))
+
+
 def _may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
@@ -111,10 +116,13 @@ def multiply(
     else:
         result = out
     bias = None if bias is None else bias.contiguous()  # held until the call returns
+    is_rounded = bool(matrix.record.int8)
+    room = torch.empty(rows * rounded_bytes(inputs) if is_rounded else 0, dtype=torch.uint8)
     product = Product(
         x=x.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
         out=result.data_ptr(),
+        rounded=room.data_ptr() if is_rounded else None,
         x_stride=x.stride(0) * size,
         out_stride=result.stride(0) * size,
         rows=rows,

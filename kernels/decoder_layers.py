@@ -20,7 +20,7 @@ import torch
 
 from kernels._attention_native import NativePlan, attention_record, kind_of, takes
 from kernels._extend_plan import ExtendPlan
-from kernels._linear_native import PackedMatrix
+from kernels._linear_native import PackedMatrix, rounded_bytes
 from kernels._rows_native import alike, turn_record, wrong_slot
 from kernels.backend import check_device, check_dtype, check_shape, check_slots, choose_backend
 from kernels.linear import PackedWeight
@@ -35,7 +35,7 @@ PART_ROWS: Final = 512
 LISTS: Final = 3
 """Lists of attention's work in a layer, at most; of 128 bytes each, as all are."""
 
-LISTS_OF_PART: Final = 8
+LISTS_OF_PART: Final = 12
 """Lists of the rest of a layer, for each part of the rows."""
 
 
@@ -71,6 +71,7 @@ class DecoderLayers:
         self._records = (Layer * len(layers))(*map(_record, self._layers))
         cpu = torch.device("cpu")
         self._scratch, self._lists = Scratch(cpu, dtype), Scratch(cpu, torch.int64)
+        self._rounded = Scratch(cpu, torch.uint8)
 
     def run(
         self,
@@ -110,6 +111,9 @@ class DecoderLayers:
             "gate_up": take("gate_up", part, 2 * ffn),
             "gated": take("gated", part, ffn),
         }
+        if any(isinstance(m, PackedWeight) and m.int8 for m in (first.qkv, first.down)):
+            widest = max(hidden, width, ffn)
+            buffers["rounded"] = self._rounded.take("rounded", part * rounded_bytes(widest))
         q = take("q", tokens, width // heads.dim, heads.dim)
         num_lists = LISTS + LISTS_OF_PART * -(-tokens // part)
         lists = self._lists.take("lists", len(self._layers) * num_lists * 16 + 8).zero_()

@@ -102,6 +102,11 @@ class PackedWeight:
         return self.rows(torch.arange(self.shape[0]))
 
     @property
+    def int8(self) -> bool:
+        """Whether products round their rows to 8 bits."""
+        return isinstance(self.packed, PackedMatrix) and bool(self.packed.record.int8)
+
+    @property
     def has_rows(self) -> bool:
         """Whether `rows` can read them: the torch backend's layout is its own secret."""
         return self.backend == "native"

@@ -49,6 +49,7 @@ _SIGNATURES: Final = {
     "radixcache_panel_bytes": (_LONG, _LONG),
     "radixcache_pack": (_POINTER, _LONG),
     "radixcache_take_rows": (_POINTER,),
+    "radixcache_rounded_bytes": (_LONG,),
     "radixcache_rms_norm": (_POINTER, _LONG),
     "radixcache_silu_and_mul": (_POINTER, _LONG),
     "radixcache_rotary_store": (_POINTER, _LONG),

@@ -12,9 +12,9 @@
 #define TILE 64 /* keys that share a largest score; part of the arithmetic */
 #define MAX_ROWS 6
 #if LANES == 8 || (LANES == 4 && defined(__x86_64__))
-#define COLUMNS 2 /* vectors of sums of each row: 12 registers of 16 */
+#define COLUMNS(rows) ((rows) <= 3 ? 4 : 2) /* vectors of sums of each row: 12 registers of 16 */
 #else
-#define COLUMNS 4 /* 24 of 32 */
+#define COLUMNS(rows) 4 /* 24 of 32 */
 #endif
 #define MAX_DIM 256
 #define LOWEST (-__builtin_inff())
@@ -112,29 +112,30 @@ INLINE vec add_step(Dtype inner, vec total, vec a, vec b) {
 /* scores [rows][TILE] of queries against a laid-out tile. */
 INLINE void score(int rows, Dtype inner, const char *q, long q_bytes, const float *keys,
                   float *scores) {
-    for (int first = 0; first < TILE; first += COLUMNS * LANES) {
-        vec sums[MAX_ROWS][COLUMNS];
+    const int columns = COLUMNS(rows);
+    for (int first = 0; first < TILE; first += columns * LANES) {
+        vec sums[MAX_ROWS][4];
         UNROLL
         for (int i = 0; i < rows; i++) {
             UNROLL
-            for (int j = 0; j < COLUMNS; j++) sums[i][j] = (vec){0};
+            for (int j = 0; j < columns; j++) sums[i][j] = (vec){0};
         }
         for (long step = 0; step < q_bytes / 4; step++) {
-            vec key[COLUMNS];
+            vec key[4];
             UNROLL
-            for (int j = 0; j < COLUMNS; j++) key[j] = load(keys + step * TILE + first + j * LANES);
+            for (int j = 0; j < columns; j++) key[j] = load(keys + step * TILE + first + j * LANES);
             UNROLL
             for (int i = 0; i < rows; i++) {
                 vec x = splat(q + i * q_bytes + 4 * step);
                 UNROLL
-                for (int j = 0; j < COLUMNS; j++)
+                for (int j = 0; j < columns; j++)
                     sums[i][j] = add_step(inner, sums[i][j], x, key[j]);
             }
         }
         UNROLL
         for (int i = 0; i < rows; i++) {
             UNROLL
-            for (int j = 0; j < COLUMNS; j++)
+            for (int j = 0; j < columns; j++)
                 store(scores + i * TILE + first + j * LANES, sums[i][j]);
         }
     }
@@ -235,7 +236,7 @@ INLINE vec pair_values(const char *const *values, long pair, long column) {
 INLINE void add_columns(int rows, int columns, Dtype dtype, const float *weights,
                         const char *const *values, const char *const *ahead, long column, int seen,
                         const Joint *by, float *const *to) {
-    vec total[MAX_ROWS][COLUMNS];
+    vec total[MAX_ROWS][4];
     UNROLL
     for (int i = 0; i < rows; i++) {
         UNROLL
@@ -243,7 +244,7 @@ INLINE void add_columns(int rows, int columns, Dtype dtype, const float *weights
     }
     int keys = INNER(dtype) == FLOAT32 ? 1 : 2; /* of a step */
     for (int step = 0; step < seen / keys; step++) {
-        vec v[COLUMNS];
+        vec v[4];
         UNROLL
         for (int j = 0; j < columns; j++)
             v[j] = load((const float *)values[step] + column + j * LANES);
@@ -284,9 +285,9 @@ INLINE void add_columns(int rows, int columns, Dtype dtype, const float *weights
 INLINE void add_values(int rows, Dtype dtype, const float *weights,
                        const char *const *values, const char *const *ahead, int seen,
                        const Joint *by, float *const *to, long dim) {
-    long column = 0;
-    for (; column + COLUMNS * LANES <= dim; column += COLUMNS * LANES)
-        add_columns(rows, COLUMNS, dtype, weights, values, ahead, column, seen, by, to);
+    long column = 0, wide = COLUMNS(rows) * LANES;
+    for (; column + wide <= dim; column += wide)
+        add_columns(rows, COLUMNS(rows), dtype, weights, values, ahead, column, seen, by, to);
     for (; column < dim; column += LANES)
         add_columns(rows, 1, dtype, weights, values, ahead, column, seen, by, to);
 }

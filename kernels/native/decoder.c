@@ -23,6 +23,7 @@ typedef struct {
     char *mixed;            /* [part][(heads + 2 kv_heads) dim] */
     char *attended;         /* [tokens][heads dim] */
     char *gate_up, *gated;  /* [part][2 ffn] and [part][ffn] */
+    char *rounded;          /* room for [part] rows in 8 bits, where a matrix asks for them */
     long num_layers, hidden, ffn;
     long part;           /* rows that go through half a layer together, to stay in the caches */
     long pool_stride;    /* bytes from a layer's K and V to the next layer's */
@@ -46,8 +47,9 @@ static void norm(Team *team, const Decoder *d, Stretch part, const char *weight)
 static void product(Team *team, const Decoder *d, long rows, const char *x, const Matrix *matrix,
                     const char *bias, char *out) {
     long size = size_of(d->turn.dtype);
-    Product p = {matrix, x, bias, out, matrix->inputs * size, matrix->outputs * size, rows,
-                 d->turn.dtype};
+    Product p = {matrix, x, bias, out, matrix->int8 ? d->rounded : NULL, matrix->inputs * size,
+                 matrix->outputs * size, rows, d->turn.dtype};
+    if (p.rounded) work_together(team, round_rows, &p, rounding_items(&p));
     work_together(team, multiply, &p, product_items(&p));
 }
 
@@ -100,7 +102,7 @@ static void decode(Team *team, const Decoder *d) {
     }
 }
 
-/* `lists` are 3 a layer and 8 a part of it, zeroed.  Returns the first token whose slot is past the
+/* `lists` are 3 a layer and 12 a part of it, zeroed.  Returns the first token whose slot is past the
    pool, having computed nothing; else -1. */
 long radixcache_decoder(const Decoder *decoder, List *lists, long threads) {
     long wrong = first_wrong_slot(&decoder->turn);

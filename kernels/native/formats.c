@@ -5,59 +5,12 @@
    Idea: a quantised number is an unsigned integer q of 4, 5, 6 or 8 bits with a scale, and one
    formula gives its value, rounded once: (q - zero) · scale, or q · scale + minimum, whose first
    product is exact.  So each number has the same bits as one that was dequantised beforehand, on
-   every target.
-
-   A panel holds 32 outputs.  It is a list of blocks of 32 inputs, in which each field below stands
-   32 times, output by output:
-
-       halves    scale [, minimum]        float16       formats without super-blocks
-       bytes     scales [, minimum]       8 bits        factors, in super-blocks
-       words     4 bits of each q         byte j of word w: inputs 8w + j and 8w + 4 + j
-                 the 5th bit              bit i: input i
-                 the 5th and 6th          bits 2i and 2i + 1 of word h: input 16h + i
-                 8 bits of each q         byte j of word w: input 4w + j
-
-   A super-block is eight blocks, behind what their factors are multiplied with: halves, a scale
-   [and a minimum].  F32 is [inputs][PANEL], BF16 and F16 are pairs of inputs: [pairs][PANEL]. */
+   every target. */
 
 #include <stddef.h>
 
-#include "kernels.h"
+#include "formats.h"
 #include "team.h"
-
-typedef struct {
-    int bits, zero, minimum;
-    int super;      /* blocks of a super-block, or 0 */
-    int scales;     /* of a block in a super-block */
-    int file_bytes; /* of a block, or super-block, as the file has it */
-} Shape;
-
-#define SHAPE_Q4_0 4, 8, 0, 0, 1, 18
-#define SHAPE_Q4_1 4, 0, 1, 0, 1, 20
-#define SHAPE_Q5_0 5, 16, 0, 0, 1, 22
-#define SHAPE_Q5_1 5, 0, 1, 0, 1, 24
-#define SHAPE_Q8_0 8, 128, 0, 0, 1, 34
-#define SHAPE_Q4_K 4, 0, 1, 8, 1, 144
-#define SHAPE_Q5_K 5, 0, 1, 8, 1, 176
-#define SHAPE_Q6_K 6, 32, 0, 8, 2, 210
-
-static const Shape shapes[NUM_FORMATS] = {
-    [Q4_0] = {SHAPE_Q4_0}, [Q4_1] = {SHAPE_Q4_1}, [Q5_0] = {SHAPE_Q5_0}, [Q5_1] = {SHAPE_Q5_1},
-    [Q8_0] = {SHAPE_Q8_0}, [Q4_K] = {SHAPE_Q4_K}, [Q5_K] = {SHAPE_Q5_K}, [Q6_K] = {SHAPE_Q6_K},
-};
-
-static long halves_bytes(const Shape *s) { return (1 + s->minimum) * PANEL * 2; }
-
-/* Bytes of a block in a panel, without those of its super-block. */
-static long block_bytes(const Shape *s) {
-    long scales = s->super ? (s->scales + s->minimum) * PANEL : halves_bytes(s);
-    return scales + s->bits * PANEL * 4;
-}
-
-static long block_at(const Shape *s, long block) {
-    if (!s->super) return block * block_bytes(s);
-    return (block / s->super + 1) * halves_bytes(s) + block * block_bytes(s);
-}
 
 long panel_bytes(Format format, long inputs) {
     if (format == F32) return inputs * PANEL * 4;
@@ -87,48 +40,6 @@ const Part *part_of_panel(const Matrix *m, long *panel, long *column) {
 
 /* ---- from a panel to numbers ---- */
 
-INLINE uvec load_words(const char *from) {
-    uvec x;
-    memcpy(&x, from, sizeof x);
-    return x;
-}
-
-INLINE vec unsigned_factors(const char *from) {
-    bytes x;
-    memcpy(&x, from, sizeof x);
-    return __builtin_convertvector(__builtin_convertvector(x, ivec), vec);
-}
-
-INLINE vec signed_factors(const char *from) {
-    signed_bytes x;
-    memcpy(&x, from, sizeof x);
-    return __builtin_convertvector(__builtin_convertvector(x, ivec), vec);
-}
-
-/* What the integers of a block are multiplied by, and what is added. */
-typedef struct {
-    vec scale[2], minimum;
-} Scales;
-
-/* `at` is that of the block, `above` that of its super-block, at the same outputs. */
-INLINE Scales block_scales(const Shape *s, const char *block, const char *above, long lane) {
-    Scales found;
-    if (!s->super) {
-        found.scale[0] = found.scale[1] = load_float16(block + 2 * lane);
-        if (s->minimum) found.minimum = load_float16(block + 2 * (PANEL + lane));
-        return found;
-    }
-    vec scale = load_float16(above + 2 * lane);
-    for (int i = 0; i < 2; i++) {
-        const char *factors = block + (s->scales == 2 ? i : 0) * PANEL + lane;
-        found.scale[i] = scale * (s->minimum ? unsigned_factors(factors) : signed_factors(factors));
-    }
-    if (s->minimum)
-        found.minimum = -(load_float16(above + 2 * (PANEL + lane)) *
-                          unsigned_factors(block + PANEL + lane));
-    return found;
-}
-
 /* Eight inputs of some outputs: words of a block, and the word with their upper bits. */
 typedef struct {
     uvec low, high, upper;
@@ -152,16 +63,6 @@ INLINE vec value_of(const Shape *s, const Eight *e, int eight, int n, const Scal
     vec scale = by->scale[eight / 2];
     return s->minimum ? fma_vec(__builtin_convertvector((ivec)q, vec), scale, by->minimum)
                       : __builtin_convertvector((ivec)q - s->zero, vec) * scale;
-}
-
-/* Where a block is, and its super-block. */
-INLINE const char *find_block(const Shape *s, const char *panel, long block, const char **above) {
-    *above = s->super ? panel + block_at(s, block - block % s->super) - halves_bytes(s) : NULL;
-    return panel + block_at(s, block);
-}
-
-INLINE const char *words_of(const Shape *s, const char *block) {
-    return block + block_bytes(s) - s->bits * PANEL * 4;
 }
 
 /* Blocks as [inputs][PANEL] floats; the shape is known where inlined. */
@@ -246,12 +147,9 @@ static Dot *const dots[NUM_FORMATS] = {
     [Q8_0] = dot_q8_0, [Q4_K] = dot_q4_k, [Q5_K] = dot_q5_k, [Q6_K] = dot_q6_k,
 };
 
-int multiply_row(const Part *part, long inputs, long panel, long first, long count, const float *x,
-                 float *sums) {
-    if (part->format < Q4_0) return 0;
+void multiply_row(const Part *part, long inputs, long panel, const float *x, float *sums) {
     const char *from = part->packed + panel * panel_bytes((Format)part->format, inputs);
-    dots[part->format](from, first / BLOCK, count / BLOCK, x, sums);
-    return 1;
+    dots[part->format](from, 0, inputs / BLOCK, x, sums);
 }
 
 /* Pairs of 16-bit numbers as two rows of floats. */

@@ -10,7 +10,7 @@
 /* Bytes that a thread finds on its stack for one item: OpenMP's threads have 2 MiB at least. */
 #define STACK_ROOM (384 * 1024)
 
-/* How a part of a matrix is stored; formats.c has the layouts.  kernels/formats.py has the same
+/* How a part of a matrix is stored; formats.h has the layouts.  kernels/formats.py has the same
    order. */
 typedef enum {
     F32, BF16, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, NUM_FORMATS
@@ -46,10 +46,9 @@ const Part *part_of_panel(const Matrix *matrix, long *panel, long *column);
 const float *panel_weights(const Part *part, long inputs, long panel, long first, long count,
                            Dtype dtype, float *room);
 
-/* One row of float32 times some inputs of a panel: adds to `sums` [PANEL] what products of
-   `panel_weights` would, bit for bit.  Returns 0, having done nothing, for what is not quantised. */
-int multiply_row(const Part *part, long inputs, long panel, long first, long count, const float *x,
-                 float *sums);
+/* One row of float32 times a quantised panel: adds to `sums` [PANEL] what products of
+   `panel_weights` would, bit for bit. */
+void multiply_row(const Part *part, long inputs, long panel, const float *x, float *sums);
 
 /* Rows times a packed weight; linear.c. */
 typedef struct {
@@ -57,10 +56,25 @@ typedef struct {
     const char *x;
     const char *bias; /* or NULL */
     char *out;
+    char *rounded; /* room for the rows in 8 bits; NULL where they are not rounded */
     long x_stride, out_stride; /* bytes from row to row */
     long rows;
     long dtype; /* of x, bias and out */
 } Product;
+
+/* A row in 8 bits: x is about q · scale, block by block; integers.c. */
+typedef struct {
+    int8_t *q;
+    float *scales; /* [inputs / BLOCK] */
+    float *sums;   /* [inputs / BLOCK][2]: of q, in either half of a block */
+} RoundedRow;
+
+long rounding_items(const Product *product);
+void round_rows(const void *product, long item, int thread);
+
+/* Rounded rows times a quantised panel: adds to `sums` [rows][PANEL]. */
+void multiply_rounded(const Product *product, const Part *part, long panel, long start, long rows,
+                      float *sums);
 
 long product_items(const Product *product);
 void multiply(const void *product, long item, int thread);

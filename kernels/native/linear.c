@@ -37,6 +37,7 @@
 #define NEAR 192    /* inputs of a block where rows are many, and its weights are used often */
 #define FEW 64      /* where rows are few */
 #define FEW_ROWS 12
+#define EVEN (LANES == 16) /* tiles of a chunk are alike; else all but the last are full */
 
 INLINE vec add_step(int pairs, vec total, vec x, vec w) {
     return pairs ? dot_pairs(total, x, w) : fma_vec(x, w, total);
@@ -160,6 +161,20 @@ long product_items(const Product *p) {
     return (p->rows + CHUNK - 1) / CHUNK * panels_of(p->matrix);
 }
 
+/* What has loops of its own: rows in 8 bits, and a lone row.  Returns 0, having done nothing, for
+   all else. */
+static int multiply_quantised(const Product *p, const Part *part, long panel, long start,
+                              long count, float *sums) {
+    if (part->format < Q4_0) return 0;
+    if (p->rounded) {
+        multiply_rounded(p, part, panel, start, count, sums);
+        return 1;
+    }
+    if (count > 1 || p->dtype != FLOAT32) return 0;
+    multiply_row(part, p->matrix->inputs, panel, (const float *)(p->x + start * p->x_stride), sums);
+    return 1;
+}
+
 /* An item is one panel, times a chunk of rows. */
 void multiply(const void *what, long item, int thread) {
     (void)thread;
@@ -172,16 +187,15 @@ void multiply(const void *what, long item, int thread) {
     const Part *part = part_of_panel(p->matrix, &panel, &column);
     long tiles = (count + ROWS - 1) / ROWS, step = count <= FEW_ROWS ? FEW : NEAR;
     memset(sums, 0, (size_t)(count * PANEL) * sizeof *sums);
-    int is_done = count == 1 && p->dtype == FLOAT32 &&
-                  multiply_row(part, inputs, panel, 0, inputs,
-                               (const float *)(p->x + start * p->x_stride), sums);
+    int is_done = multiply_quantised(p, part, panel, start, count, sums);
     for (long first = 0; first < inputs && !is_done; first += step) {
         long block = inputs - first < step ? inputs - first : step;
         Strip strip = {.sums = sums};
         strip.weights = panel_weights(part, inputs, panel, first, block, (Dtype)p->dtype, weights);
         place_rows(p, start, count, first, block, room, &strip);
         for (long tile = 0; tile < tiles; tile++) {
-            long from = count * tile / tiles, end = count * (tile + 1) / tiles;
+            long from = EVEN ? count * tile / tiles : ROWS * tile;
+            long end = EVEN ? count * (tile + 1) / tiles : from + ROWS < count ? from + ROWS : count;
             (p->dtype == FLOAT32 ? multiply_numbers : multiply_pairs)((int)(end - from), &strip,
                                                                       from);
         }
@@ -192,6 +206,8 @@ void multiply(const void *what, long item, int thread) {
 }
 
 void radixcache_linear(const Product *product, long threads) {
+    if (product->rounded)
+        work_once(round_rows, product, rounding_items(product), (int)threads);
     work_once(multiply, product, product_items(product), (int)threads);
 }
 

@@ -50,7 +50,7 @@ class Product(ctypes.Structure):
 
     _fields_ = (
         ("matrix", ctypes.POINTER(Matrix)),
-        *fields(_POINTER, "x bias out"),
+        *fields(_POINTER, "x bias out rounded"),
         *fields(_LONG, "x_stride out_stride rows dtype"),
     )
 
@@ -138,7 +138,7 @@ class Decoder(ctypes.Structure):
     """A step through all layers of a decoder."""
 
     _fields_ = (
-        *fields(_POINTER, "layers residual added normed mixed attended gate_up gated"),
+        *fields(_POINTER, "layers residual added normed mixed attended gate_up gated rounded"),
         *fields(_LONG, "num_layers hidden ffn part pool_stride"),
         ("turn", Turn),
         ("attention", Attention),
