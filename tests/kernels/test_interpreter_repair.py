@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.support.triton_interpreter import narrow, widen
+from tests.support.triton_interpreter import narrow, product_of_rows, widen
 
 
 @triton.jit
@@ -90,6 +90,19 @@ def test_a_product_accumulates_in_float32(backend: str, dtype: torch.dtype) -> N
     out = torch.empty(16, 16)
     product_kernel[(1,)](a, b, out, SIZE=16)
     assert torch.equal(out, (a.double() @ b.double()).float())
+
+
+def test_a_row_of_a_product_has_the_same_bits_at_any_place_beside_any_rows(backend: str) -> None:
+    draw = np.random.default_rng(0)
+    a = draw.standard_normal((32, 48), np.float32) * np.float32(1e3)
+    b = draw.standard_normal((48, 65), np.float32)
+    whole = product_of_rows(a, b)
+    order = draw.permutation(32)
+    assert np.array_equal(product_of_rows(a[order], b), whole[order])
+    for rows in (1, 2, 3, 7, 16):
+        chosen = draw.permutation(32)[:rows]
+        assert np.array_equal(product_of_rows(a[chosen], b), whole[chosen])
+    assert np.array_equal(product_of_rows(a[None], b[None])[0], whole)
 
 
 def test_reductions_see_values_and_not_bits(backend: str) -> None:

@@ -27,6 +27,8 @@ from tests.support.invisibility import CPU, Alone, WatchedEngine
 from tests.support.tiny_models import random_weights, tiny_config
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    import tests.support.triton_interpreter  # noqa: F401  (importing is the repair)
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process")
 PREFIX = [(7 * i * i + i) % 61 for i in range(70)]  # a split, and some
 OPERATIONS = ("extend_attention", "decode_attention", "shared_prefix_attention")

@@ -112,16 +112,29 @@ def _repair_cast(name: str) -> None:
     setattr(_Builder, name, repaired)
 
 
+def product_of_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return a · b in float64, [..., M, K] by [..., K, N], each sum one chain in ascending k.
+
+    A BLAS chooses its loops by shape, and by where a row stands: the last bits of a row then depend
+    on its neighbours.  Products of float32 are exact here, so a fused multiply-add changes nothing.
+    """
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    total = left[..., :, 0, None] * right[..., None, 0, :]
+    term = np.empty_like(total)
+    for k in range(1, left.shape[-1]):
+        np.multiply(left[..., :, k, None], right[..., None, k, :], out=term)
+        total += term
+    return total
+
+
 def _repair_dot() -> None:
-    """Sum products in float64 and round once, so that a row's place in a tile cannot matter."""
+    """Sum products in one order and round once, so that a row's place in a tile cannot matter."""
     original = _Builder.create_dot
 
     def repaired(self: Any, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
         if a.dtype.scalar.is_int():
             return original(self, a, b, acc, *rest)
-        product = np.matmul(
-            _widened(a).data.astype(np.float64), _widened(b).data.astype(np.float64)
-        )
+        product = product_of_rows(_widened(a).data, _widened(b).data)
         return _Handle(product.astype(acc.data.dtype) + acc.data, acc.dtype.scalar)
 
     _Builder.create_dot = repaired
