@@ -44,20 +44,30 @@ class Placed(Protocol):
         """Where it lies."""
 
 
-def choose_backend(tensor_device: torch.device, requested: str | None = None) -> Backend:
+def choose_backend(
+    tensor_device: torch.device,
+    requested: str | None = None,
+    *,
+    progress: native.Progress | None = None,
+) -> Backend:
     """Return the backend that serves tensors on `tensor_device`.
+
+    progress  shows the compiling of the native kernels, if there is any
 
     `requested` wins over the environment variable RADIXCACHE_KERNELS, which wins over the default:
     "triton" on CUDA, "native" on a CPU where a C compiler is, "torch" elsewhere.  Native kernels
     leave what they have no loop for, a dtype or an option, to torch.  ValueError for a name that is
-    not a backend; RuntimeError where one is asked for that cannot run.  Costs under a microsecond,
-    but for the first call on a machine, which compiles for seconds.
+    not a backend, or an instruction set in RADIXCACHE_CPU that is not there; RuntimeError where one
+    is asked for that cannot run.  Costs under a microsecond, but for the first call on a machine,
+    which compiles for seconds.
 
     >>> choose_backend(torch.device("cpu"), "torch")
     'torch'
     """
     wish = requested if requested is not None else os.environ.get(BACKEND_VARIABLE) or None
     kind = tensor_device.type
+    if progress and kind == "cpu" and wish in (None, "native"):
+        native.build(progress)
     if wish is None:
         if kind == "cuda":
             return "triton"

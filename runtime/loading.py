@@ -193,7 +193,7 @@ def load_runtime(
     """
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    device, dtype = choose_device(config)
+    device, dtype = choose_device(config, progress)
     checkpoint = open_checkpoint(config.model, progress=progress)
     shape = checkpoint.config
     memory = plan_memory(config, shape, dtype)
@@ -294,8 +294,13 @@ def _new_cache(
     )
 
 
-def choose_device(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
-    """Return the device and dtype that the settings mean.  Raises InvalidSetting."""
+def choose_device(
+    config: RuntimeConfig, progress: Progress | None = None
+) -> tuple[torch.device, torch.dtype]:
+    """Return the device and dtype that the settings mean; shows the kernels' compiling.
+
+    Raises InvalidSetting.
+    """
     wish = config.device
     if wish == "auto":
         wish = "cuda" if torch.cuda.is_available() else "cpu"
@@ -308,7 +313,7 @@ def choose_device(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetting(f"device is {wish!r}, but this torch finds no CUDA device: use cpu")
     try:
-        backend = choose_backend(device)
+        backend = choose_backend(device, progress=progress)
     except (ValueError, RuntimeError) as error:  # what $RADIXCACHE_KERNELS asks for
         raise InvalidSetting(str(error)) from None
     name = config.dtype

@@ -1,41 +1,33 @@
-"""Kernels in C for CPUs: how they are compiled, once a machine, and called.
+"""Kernels in C for CPUs: the opened library, and the signatures of what is in it.
 
-Owns: the compiler's command, where its result is kept, and the signatures of what is in it.  Does
-not know: when an operation goes here.
+Owns: which library this process computes with.  Does not know: how it is compiled, when an
+operation goes here.
 Idea: a library's product chooses its loops by the number of rows; loops of our own need not, and
-read K and V where they lie.  Compiling on the machine itself, as Triton does, takes seconds once
-and uses every instruction it has.  Where no compiler is, the torch backend serves.
+read KV where it lies.  Compiling on the machine itself, as Triton does, takes seconds once and uses
+every instruction it has.  Where no compiler is, the torch backend serves.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
-import hashlib
 import logging
 import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
 
-SOURCES: Final = Path(__file__).parent
-FLAGS: Final = (
-    "-std=gnu11",
-    "-O2",
-    "-Wno-psabi",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fPIC",
-    "-shared",
+from kernels.native.compiler import (
+    CHECKED_VARIABLE,
+    Library,
+    NotCompiled,
+    Progress,
+    find_library,
 )
-COMPILE_SECONDS: Final = 120
+
+__all__ = ["Build", "Progress", "available", "build", "library", "prefers_bfloat16", "target"]
+
+SOURCES: Final = Path(__file__).parent
 
 _log = logging.getLogger("radixcache.kernels")
 
@@ -44,6 +36,7 @@ DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _SIGNATURES: Final = {
+    "radixcache_target": (),
     "radixcache_linear": (_POINTER, _LONG),
     "radixcache_multiplies_pairs": (),
     "radixcache_panel_bytes": (_LONG, _LONG),
@@ -72,6 +65,10 @@ class Build(NamedTuple):
     reason: str
 
 
+_opened: Final[list[Build]] = []
+"""What this process computes with, once it was asked for."""
+
+
 def available() -> bool:
     """Whether the kernels run here; compiles them at the first call on a machine, for seconds."""
     return build().library is not None
@@ -83,6 +80,12 @@ def prefers_bfloat16() -> bool:
     return found is not None and bool(found.radixcache_multiplies_pairs())
 
 
+def target() -> str:
+    """Return the instruction set that the kernels use; "" where there are none."""
+    found = build().library
+    return "" if found is None else str(found.radixcache_target().decode())
+
+
 def library() -> ctypes.CDLL:
     """Return the opened kernels; RuntimeError with the reason where there are none."""
     found, reason = build()
@@ -91,103 +94,41 @@ def library() -> ctypes.CDLL:
     return found
 
 
-@functools.cache
-def build() -> Build:
+def build(progress: Progress | None = None) -> Build:
     """Compile the kernels, or open what an earlier process compiled on this machine.
 
-    A warning is logged before compiling, which takes seconds, and where the kernels can't be had.
+    progress  shows the compiling, which is logged as a warning where nobody shows it
+
+    The first call decides for this process.  A warning is logged where the kernels can't be had.
+    Raises ValueError where $RADIXCACHE_CPU names no instruction set that this processor has.
     """
-    made = _build()
-    if made.library is None:
-        _log.warning("torch computes, slower than kernels in C would: %s", made.reason)
-    return made
+    if not _opened:
+        made = _build(progress)
+        if made.library is None:
+            _log.warning("torch computes, slower than kernels in C would: %s", made.reason)
+        _opened.append(made)
+    return _opened[0]
 
 
-def _build() -> Build:
-    """Open a kept file, or else compile one.
+def _build(progress: Progress | None) -> Build:
+    said: list[str] = []
 
-    A file is named by everything that decides what is in it (sources, flags, the compiler and the
-    processor's features), and by the hash of what the compiler wrote: the loader trusts what it is
-    given, and a file that lost its tail would end the process.  Processes that compile at once each
-    write their own and the last rename stays, so none opens half a file.
-    """
+    def report(what: str, done: int, total: int | None) -> None:
+        """Show it, or say once that it takes time."""
+        if progress:
+            progress(what, done, total)
+        elif not said:
+            said.append(what)
+            _log.warning("%s for this processor: some seconds, once a machine", what)
+
+    checked = os.environ.get(CHECKED_VARIABLE)
     try:
-        words = shlex.split(os.environ.get("CC", "")) or ["cc"]
-        folder = _folder()
-    except (ValueError, RuntimeError) as error:  # a quote without its end; nobody's home
-        return Build(None, f"CC or the cache folder can't be read: {error}; set RADIXCACHE_HOME")
-    compiler = shutil.which(words[0])
-    if compiler is None:
-        return Build(None, f"no C compiler {words[0]!r} is installed; install gcc, or set CC")
-    command = [compiler, *words[1:], *FLAGS, _tuning(), "-fopenmp"]
-    sources = sorted(SOURCES.glob("*.c"))
-    try:
-        stem = f"kernels-{_digest(command, sources)}"
-        for kept in sorted(folder.glob(f"{stem}-*.so")):
-            with contextlib.suppress(OSError):  # gone by now, or for other libraries
-                if kept == _place(folder, stem, kept.read_bytes()):
-                    return Build(_open(kept), "")
-        _log.warning("compiling kernels for this processor: some seconds, once a machine")
-        return Build(_open(_compile([*command, *map(str, sources)], folder, stem)), "")
-    except subprocess.TimeoutExpired:
-        return Build(None, f"{compiler} took longer than {COMPILE_SECONDS} s")
-    except subprocess.CalledProcessError as error:
-        return Build(None, f"{shlex.join(error.cmd)} failed: {error.stderr.strip()[-2000:]}")
+        kept = Library(Path(checked), False) if checked else find_library(SOURCES, report)
+        return Build(_open(kept.path), "")
+    except NotCompiled as error:
+        return Build(None, str(error))
     except (OSError, AttributeError) as error:  # AttributeError: not what was to be compiled
-        return Build(None, f"kernels cannot be made or opened in {folder}: {error}")
-
-
-def _tuning() -> str:
-    return "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-
-
-def _folder() -> Path:
-    """$RADIXCACHE_HOME/native, else below $XDG_CACHE_HOME, else below ~/.cache."""
-    home = os.environ.get("RADIXCACHE_HOME")
-    if home:
-        return Path(home) / "native"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "radixcache" / "native"
-
-
-def _digest(command: list[str], sources: list[Path]) -> str:
-    digest = hashlib.sha256(repr(command).encode())
-    stat = Path(command[0]).stat()
-    digest.update(f"{stat.st_size} {stat.st_mtime_ns} {_features()}".encode())
-    for source in (*sources, *sorted(SOURCES.glob("*.h"))):
-        digest.update(source.name.encode())
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:20]
-
-
-def _features() -> str:
-    """What tells one processor's instructions from another's."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    names = ("flags", "Features", "model name", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(names)}))
-
-
-def _place(folder: Path, stem: str, content: bytes) -> Path:
-    """Where a library with this content is kept; 0.1 ms for one of ours."""
-    return folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:20]}.so"
-
-
-def _compile(command: list[str], folder: Path, stem: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-        made = Path(unfinished) / "kernels.so"
-        subprocess.run(
-            [*command, "-o", str(made), "-lm"],
-            check=True,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=COMPILE_SECONDS,
-        )
-        return made.replace(_place(folder, stem, made.read_bytes()))
+        return Build(None, f"kernels cannot be made or opened: {error}")
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -196,4 +137,5 @@ def _open(path: Path) -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
         function = getattr(opened, name)
         function.argtypes, function.restype = arguments, _LONG
+    opened.radixcache_target.restype = ctypes.c_char_p
     return opened

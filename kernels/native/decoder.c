@@ -102,8 +102,8 @@ static void decode(Team *team, const Decoder *d) {
     }
 }
 
-/* `lists` are 3 a layer and 12 a part of it, zeroed.  Returns the first token whose slot is past the
-   pool, having computed nothing; else -1. */
+/* `lists` are 3 a layer and 12 a part of it, zeroed.  Returns the first token whose slot is past
+   the pool, having computed nothing; else -1. */
 long radixcache_decoder(const Decoder *decoder, List *lists, long threads) {
     long wrong = first_wrong_slot(&decoder->turn);
     if (wrong >= 0) return wrong;

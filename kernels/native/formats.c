@@ -184,7 +184,8 @@ const float *panel_weights(const Part *part, long inputs, long panel, long first
     Format format = (Format)part->format;
     const char *from = part->packed + panel * panel_bytes(format, inputs);
     if (format == F32) return (const float *)from + first * PANEL;
-    if (format == BF16 && PAIRS && dtype == BFLOAT16) return (const float *)from + first / 2 * PANEL;
+    if (format == BF16 && PAIRS && dtype == BFLOAT16)
+        return (const float *)from + first / 2 * PANEL;
     if (format < Q4_0) expand_pairs(format, from, first, (count + 1) / 2, room);
     else expands[format](from, first / BLOCK, count / BLOCK, room);
     if (dtype == BFLOAT16 && format != BF16) round_weights(room, count);

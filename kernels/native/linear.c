@@ -117,8 +117,8 @@ static void multiply_pairs(int rows, const Strip *s, long first) {
 #define multiply_pairs multiply_numbers
 #endif
 
-/* Rows as they are multiplied: where they lie, or in `room`: bfloat16 is widened where pairs are not
-   multiplied; where they are, an odd input gets a zero beside it. */
+/* Rows as they are multiplied: where they lie, or in `room`.  bfloat16 is widened where pairs are
+   not multiplied; where they are, an odd input gets a zero beside it. */
 static void place_rows(const Product *p, long start, long count, long first, long inputs,
                        float *room, Strip *strip) {
     Dtype dtype = (Dtype)p->dtype;
@@ -195,9 +195,9 @@ void multiply(const void *what, long item, int thread) {
         place_rows(p, start, count, first, block, room, &strip);
         for (long tile = 0; tile < tiles; tile++) {
             long from = EVEN ? count * tile / tiles : ROWS * tile;
-            long end = EVEN ? count * (tile + 1) / tiles : from + ROWS < count ? from + ROWS : count;
-            (p->dtype == FLOAT32 ? multiply_numbers : multiply_pairs)((int)(end - from), &strip,
-                                                                      from);
+            long end = EVEN ? count * (tile + 1) / tiles : from + ROWS;
+            int rows = (int)((end < count ? end : count) - from);
+            (p->dtype == FLOAT32 ? multiply_numbers : multiply_pairs)(rows, &strip, from);
         }
     }
     long outputs = part->outputs - panel * PANEL;
@@ -210,6 +210,3 @@ void radixcache_linear(const Product *product, long threads) {
         work_once(round_rows, product, rounding_items(product), (int)threads);
     work_once(multiply, product, product_items(product), (int)threads);
 }
-
-/* Whether a pair of bfloat16 is multiplied and added in one instruction here. */
-long radixcache_multiplies_pairs(void) { return PAIRS; }

@@ -68,19 +68,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
     flag("--model", default=DEFAULT_MODEL, help="name, .gguf file, Hugging Face folder or hub name")
     flag("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
-    flag("--dtype", default="auto", choices=DTYPES, help="of activations and KV (default auto)")
-    flag(
-        "--weights",
-        default=default.weights,
-        choices=WEIGHTS,
-        help="how weights are kept: file (as stored, quantised), float32, bfloat16 (default auto)",
-    )
-    flag(
-        "--activations",
-        default=default.activations,
-        choices=ACTIVATIONS,
-        help="int8: round rows to 8 bits beside quantised weights, faster and less exact",
-    )
+    for name, choices, text in (
+        ("dtype", DTYPES, "of activations and the KV cache"),
+        ("weights", WEIGHTS, "how they are kept: as in the file (quantised), or converted"),
+        ("activations", ACTIVATIONS, "int8: faster with quantised weights, less exact"),
+        ("exact", EXACT, "what to do where a token's bits depend on its batch on this machine"),
+    ):
+        value = getattr(default, name)
+        flag(f"--{name}", default=value, choices=choices, help=f"{text} (default {value})")
     flag(
         "--kv-memory",
         dest="kv_memory_bytes",
@@ -104,13 +99,6 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         default=default.watermark,
         metavar="SHARE",
         help="of the pool left to running sequences when another is admitted (default 0.01)",
-    )
-    flag(
-        "--exact",
-        default=default.exact,
-        choices=EXACT,
-        help="where a token's bits depend on its batch on this machine: require, warn (default) "
-        "or off",
     )
     flag(
         "--max-len",

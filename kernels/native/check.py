@@ -1,0 +1,86 @@
+"""Whether freshly compiled kernels compute what they should: run as a program, by the compiler.
+
+Owns: small products, norms and attentions whose values are known.  Does not know: the compiler.
+Idea: a compiler that miscompiles does so in whole loops, so a small input of an odd size shows it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from kernels.extend_attention import extend_attention
+from kernels.formats import BLOCKS, QuantisedWeight
+from kernels.linear import linear, pack_weight
+from kernels.norm_rope import rms_norm, silu_and_mul
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+def faults() -> Iterator[str]:
+    """Yield what is wrong, a line each.  Cost: milliseconds."""
+    for dtype, tolerance in _TOLERANCE.items():
+        for name, got, wanted in _values(dtype):
+            error = float((got.double() - wanted).abs().max() / wanted.abs().max())
+            if not error <= tolerance:
+                yield f"{name} in {dtype} is off by {error:.1e}"
+    yield from _broken_rows()
+
+
+def _values(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield results of the kernels beside what they should be."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(13, 96, generator=draw), torch.randn(70, 96, generator=draw)
+    x, weight = x.to(dtype), weight.to(dtype)
+    exact = x.double() @ weight.double().T
+    yield "a product", linear(x, pack_weight(weight, backend="native"), backend="native"), exact
+    scale = x.double().pow(2).mean(-1, keepdim=True).add(1e-5).rsqrt()
+    yield "a norm", rms_norm(x, x[0], eps=1e-5, backend="native"), x.double() * scale * x[0]
+    gate, up = x.double().chunk(2, -1)
+    yield "a gated SiLU", silu_and_mul(x, backend="native"), gate * gate.sigmoid() * up
+    q, k, v = torch.randn(3, 80, 2, 16, generator=draw).to(dtype)
+    table = torch.arange(5, dtype=torch.int32)[None]
+    got = extend_attention(
+        q,
+        k.view(5, 16, 2, 16),
+        v.view(5, 16, 2, 16),
+        table,
+        torch.tensor([80], dtype=torch.int32),
+        torch.tensor([0, 80], dtype=torch.int32),
+        scale=0.25,
+        backend="native",
+    )
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * 0.25
+    hidden = torch.ones(80, 80, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    yield "attention", got, torch.einsum("hqk,khd->qhd", weights, v.double())
+
+
+def _broken_rows() -> Iterator[str]:
+    """Quantised products: values beside their own unpacked weights, and bits beside other rows."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(13, 256, generator=draw)
+    for name, block in BLOCKS.items():
+        raw = torch.randint(0, 256, (40, 256 // block.inputs * block.num_bytes), generator=draw)
+        raw = raw.to(torch.uint8)
+        for at in block.half_bytes:
+            raw.view(-1, block.num_bytes)[:, at + 1] = 0x28  # scales of about 0.03
+        for int8 in (False, True):
+            packed = pack_weight(QuantisedWeight(raw, name, (40, 256)), int8=int8, backend="native")
+            assert not isinstance(packed, torch.Tensor)
+            got = linear(x, packed, backend="native")
+            exact = x.double() @ packed.plain().double().T
+            error = float((got.double() - exact).abs().max() / exact.abs().max())
+            if not error <= (2e-2 if int8 else 1e-4):
+                yield f"a product with {name} is off by {error:.1e}"
+            if not torch.equal(linear(x[5:6], packed, backend="native")[0], got[5]):
+                yield f"a product with {name} depends on the rows beside it"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = list(faults())
+    print("; ".join(found), file=sys.stderr)
+    sys.exit(bool(found))
