@@ -41,8 +41,8 @@ long panels_of(const Matrix *matrix);
 const Part *part_of_panel(const Matrix *matrix, long *panel, long *column);
 
 /* Some inputs of a panel, as products read them: [inputs][PANEL] in float32, or [pairs][PANEL]
-   where the dtype is bfloat16 and the target multiplies pairs.  `first` is a multiple of BLOCK.  What is
-   stored that way is not copied; `room` holds count · PANEL floats. */
+   where the dtype is bfloat16 and the target multiplies pairs.  `first` is a multiple of BLOCK.
+   What is stored that way is not copied; `room` holds count · PANEL floats. */
 const float *panel_weights(const Part *part, long inputs, long panel, long first, long count,
                            Dtype dtype, float *room);
 
