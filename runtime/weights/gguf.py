@@ -132,7 +132,8 @@ class GgufCheckpoint:
     def _float32(self, name: str, tensor: Any) -> torch.Tensor:
         rows = self._in_order(name, np.asarray(tensor.data))
         # A copy even of float32: nothing handed out may change or vanish with the file.
-        values = dequantised(rows, tensor.tensor_type)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused below
+            values = dequantised(rows, tensor.tensor_type)
         if tensor.tensor_type not in _NUMBERS:
             self._check_scales(name, bool(np.isfinite(values).all()))
         return torch.from_numpy(values.reshape(_shape(tensor)))

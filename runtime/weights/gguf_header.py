@@ -44,6 +44,18 @@ class Reader(gguf.GGUFReader):  # type: ignore[misc]  # the package has no types
             values = np.frombuffer(self.data, dtype, length, start)
         return end - orig_offs, [values], [0], [gguf.GGUFValueType.ARRAY, of]
 
+    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+        """Name the tensor whose rows are no whole blocks; the stock reader names the size alone."""
+        for field in fields:
+            _, name, _, dims, kind, _ = field.parts
+            block_len, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
+            if len(dims) and dims[0] % block_len:
+                raise ValueError(
+                    f"tensor {str(bytes(name), 'utf-8')} has rows of {dims[0]} numbers, no "
+                    f"multiple of its type's blocks of {block_len}"
+                )
+        super()._build_tensors(start_offs, fields)
+
 
 def _strings(buffer: Any, start: int, count: int) -> tuple[list[str], int]:
     """Decode `count` length-prefixed strings; return them and the offset behind the last."""

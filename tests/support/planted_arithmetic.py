@@ -106,7 +106,11 @@ def _plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
     def product(x: torch.Tensor, weight: torch.Tensor, bias: Any = None, **options: Any) -> Any:
         return functional.linear(x, weight, bias)
 
-    monkeypatch.setattr(LLAMA, "pack_weight", lambda weight: weight)
+    def plain(weights: Any, *, dtype: torch.dtype, **options: Any) -> torch.Tensor:
+        parts = [weights] if isinstance(weights, torch.Tensor) else weights
+        return torch.cat(list(parts)).to(dtype)
+
+    monkeypatch.setattr(LLAMA, "pack_weight", plain)
     monkeypatch.setattr(LLAMA, "linear", product)
 
 

@@ -21,6 +21,7 @@ from gguf.quants import quantize
 from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+from kernels.formats import QuantisedWeight
 from runtime.models.config import ModelConfig
 from runtime.weights.mapping import expected_shapes
 
@@ -116,17 +117,23 @@ def write_tiny_gguf(
     keys: Mapping[str, Any] | None = None,
     architecture: str = "llama",
     quantised: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    stored: Mapping[str, QuantisedWeight] | None = None,
     extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> Path:
     """Write a model as llama.cpp's converter does and return its path.
 
     quantised  the type of the matrices; norms and biases stay float32
+    stored     matrices as they are to lie in the file, by canonical name, instead of `weights`
     extra      further float32 tensors, by their GGUF names
     """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in (tiny_gguf_keys(config) if keys is None else keys).items():
         _add_key(writer, key, value)
     for name, tensor in (tiny_weights(config) if weights is None else weights).items():
+        if stored and name in stored:
+            kind = gguf.GGMLQuantizationType[stored[name].format]
+            writer.add_tensor(gguf_name(name), stored[name].raw.numpy(), raw_dtype=kind)
+            continue
         values = tensor.numpy()
         if ".q_proj." in name:
             values = _interleaved(values, config.num_heads)
