@@ -101,11 +101,12 @@ def _place(weight: torch.Tensor | PackedWeight) -> tuple[int, ...]:
 def _check_product(product: Product, wish: RowLayout | None) -> RowFault | None:
     weight, bias, counts = product
     layout = wish or default_layout(weight)
+    backend = weight.backend if isinstance(weight, PackedWeight) else None
     outputs, inputs = weight.shape
     by_size = {layout.padded(count): count for count in counts}
     return _compare(
         f"product {inputs} × {outputs}",
-        lambda rows: linear(rows, weight, bias, layout=layout),
+        lambda rows: linear(rows, weight, bias, layout=layout, backend=backend),
         _noise((counts[-1], inputs), weight),
         sorted(by_size.values()),
         lone_rows=min(64, -(-LONE_NUMBERS // outputs)),

@@ -5,6 +5,7 @@ Owns: the order of building, and how much K/V fits.  Does not know: requests, HT
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,7 +16,8 @@ from typing import Any
 import msgspec
 import torch
 
-from kernels import choose_backend, native
+from kernels.backend import BACKEND_VARIABLE, Backend, choose_backend
+from kernels.calibration import Calibration, calibrate, use
 from radixcache.cache import RadixCache
 from radixcache.config import CacheConfig
 from radixcache.namespace import DEFAULT_NAMESPACE, Namespace
@@ -62,6 +64,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     replies      which token ids the latest replies were made of
     constrainer  compiles what an output must look like
     exactness    whether cached and uncached answers have the same bits here
+    calibration  what was measured of products here; None where torch computes all
     """
 
     name: str
@@ -74,6 +77,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     replies: ReplyMemory
     constrainer: Constrainer
     exactness: Exactness = UNCHECKED
+    calibration: Calibration | None = None
 
     def chat_tokens(
         self,
@@ -193,9 +197,11 @@ def load_runtime(
     """
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    device, dtype = choose_device(config, progress)
+    device = choose_device(config, progress)
     checkpoint = open_checkpoint(config.model, progress=progress)
     shape = checkpoint.config
+    calibration = measured(shape, device)
+    dtype = choose_dtype(config, device, calibration)
     memory = plan_memory(config, shape, dtype)
     max_len = _max_len(config, shape, memory)
     tokenizer = checkpoint.tokenizer()  # what may fail comes before the weights, which take long
@@ -207,7 +213,7 @@ def load_runtime(
         dtype=dtype,
         device=device,
     )
-    model = _read_model(checkpoint, config, dtype, device, progress)
+    model = _read_model(checkpoint, config, dtype, device, calibration, progress)
     exactness = exact_model(model, config.exact)
     seals = Seals(memory.block_size)
     watching = (*observers, seals) if config.debug_seals else observers
@@ -234,6 +240,7 @@ def load_runtime(
         replies=ReplyMemory(),
         constrainer=Constrainer(tokenizer),
         exactness=exactness,
+        calibration=calibration,
     )
 
 
@@ -242,10 +249,12 @@ def _read_model(
     config: RuntimeConfig,
     dtype: torch.dtype,
     device: torch.device,
+    calibration: Calibration | None,
     progress: Progress | None,
 ) -> LlamaModel:
     total = len(expected_shapes(checkpoint.config))
-    tensors = checkpoint.tensors(as_stored=keeps_stored(config, device))
+    backend = product_backend(dtype, device, calibration)
+    tensors = checkpoint.tensors(as_stored=keeps_stored(config, backend))
     if config.weights in ("float32", "bfloat16"):
         kept = getattr(torch, config.weights)
         tensors = ((name, tensor.to(kept)) for name, tensor in tensors)  # type: ignore[union-attr]
@@ -255,13 +264,38 @@ def _read_model(
         dtype=dtype,
         device=device,
         int8=config.activations == "int8",
+        product_backend=backend,
         progress=(lambda done: progress("reading weights", done, total)) if progress else None,
     )
 
 
-def keeps_stored(config: RuntimeConfig, device: torch.device) -> bool:
+def product_backend(
+    dtype: torch.dtype, device: torch.device, calibration: Calibration | None
+) -> Backend:
+    """Return the backend of products: the measured one, unless $RADIXCACHE_KERNELS names one."""
+    chosen = choose_backend(device)
+    if calibration is None or chosen != "native":
+        return chosen
+    fastest = use(calibration, dtype)
+    return chosen if os.environ.get(BACKEND_VARIABLE) else fastest
+
+
+def measured(
+    shape: ModelConfig, device: torch.device, *, again: bool = False
+) -> Calibration | None:
+    """Return what was measured of products of this model's sizes; None where torch computes.
+
+    again  measure even where an earlier result is kept
+    """
+    if choose_backend(device) != "native":
+        return None
+    matrices = {n: s for n, s in expected_shapes(shape).items() if len(s) == 2}
+    sizes = [(n, k) for name, (n, k) in matrices.items() if ".layers.0." in name]
+    return calibrate(sizes, again=again)
+
+
+def keeps_stored(config: RuntimeConfig, backend: Backend) -> bool:
     """Whether weights stay as the file stores them.  Raises InvalidSetting where they can't."""
-    backend = choose_backend(device)
     if config.activations == "int8" and (backend != "native" or config.weights not in _STORED):
         raise InvalidSetting(
             "activations are int8, which only the native backend computes, with weights as the "
@@ -294,10 +328,8 @@ def _new_cache(
     )
 
 
-def choose_device(
-    config: RuntimeConfig, progress: Progress | None = None
-) -> tuple[torch.device, torch.dtype]:
-    """Return the device and dtype that the settings mean; shows the kernels' compiling.
+def choose_device(config: RuntimeConfig, progress: Progress | None = None) -> torch.device:
+    """Return the device that the settings mean; compiles its kernels, and shows it.
 
     Raises InvalidSetting.
     """
@@ -313,16 +345,22 @@ def choose_device(
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetting(f"device is {wish!r}, but this torch finds no CUDA device: use cpu")
     try:
-        backend = choose_backend(device, progress=progress)
+        choose_backend(device, progress=progress)
     except (ValueError, RuntimeError) as error:  # what $RADIXCACHE_KERNELS asks for
         raise InvalidSetting(str(error)) from None
+    return device
+
+
+def choose_dtype(
+    config: RuntimeConfig, device: torch.device, calibration: Calibration | None
+) -> torch.dtype:
+    """Return the dtype that the settings mean: bfloat16 where it was measured faster, or CUDA."""
     name = config.dtype
     if name == "auto":
-        is_native = backend == "native"
-        is_fast = device.type == "cuda" or (is_native and native.prefers_bfloat16())
+        is_fast = device.type == "cuda" or (calibration and calibration.prefers_bfloat16)
         name = "bfloat16" if is_fast else "float32"
     dtype: torch.dtype = getattr(torch, name)
-    return device, dtype
+    return dtype
 
 
 def plan_memory(config: RuntimeConfig, shape: ModelConfig, dtype: torch.dtype) -> Memory:

@@ -10,6 +10,7 @@ import cProfile
 import random
 import statistics
 import time
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,9 @@ from radixcache.tokens import pack_tokens
 from runtime.engine import Engine
 from runtime.errors import InvalidSetting
 from runtime.request import Request, SamplingParams
+
+NEW_TOKENS: Final = 60
+"""Tokens of a first token's own prompt, behind its context."""
 
 
 class FirstToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +61,7 @@ class Player:
         self,
         engine: Engine,
         *,
-        num_new: int = 60,
+        num_new: int = NEW_TOKENS,
         runs: int = 5,
         steps: int = 16,
         profile: cProfile.Profile | None = None,

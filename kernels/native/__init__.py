@@ -25,7 +25,7 @@ from kernels.native.compiler import (
     find_library,
 )
 
-__all__ = ["Build", "Progress", "available", "build", "library", "prefers_bfloat16", "target"]
+__all__ = ["Build", "Progress", "available", "build", "library", "target"]
 
 SOURCES: Final = Path(__file__).parent
 
@@ -38,10 +38,11 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _SIGNATURES: Final = {
     "radixcache_target": (),
     "radixcache_linear": (_POINTER, _LONG),
-    "radixcache_multiplies_pairs": (),
     "radixcache_panel_bytes": (_LONG, _LONG),
     "radixcache_pack": (_POINTER, _LONG),
     "radixcache_take_rows": (_POINTER,),
+    "radixcache_choose_tiling": (_LONG,),
+    "radixcache_carry_load": (_POINTER, _LONG, _LONG),
     "radixcache_rounded_bytes": (_LONG,),
     "radixcache_rms_norm": (_POINTER, _LONG),
     "radixcache_silu_and_mul": (_POINTER, _LONG),
@@ -59,10 +60,12 @@ class Build(NamedTuple):
 
     library  opened, or None
     reason   why there is none, for an error or a log; empty where there is one
+    path     of the library
     """
 
     library: ctypes.CDLL | None
     reason: str
+    path: Path | None = None
 
 
 _opened: Final[list[Build]] = []
@@ -74,12 +77,6 @@ def available() -> bool:
     return build().library is not None
 
 
-def prefers_bfloat16() -> bool:
-    """Whether this CPU computes bfloat16 at twice the rate of float32, and kernels that do."""
-    found = build().library
-    return found is not None and bool(found.radixcache_multiplies_pairs())
-
-
 def target() -> str:
     """Return the instruction set that the kernels use; "" where there are none."""
     found = build().library
@@ -88,10 +85,10 @@ def target() -> str:
 
 def library() -> ctypes.CDLL:
     """Return the opened kernels; RuntimeError with the reason where there are none."""
-    found, reason = build()
-    if found is None:
-        raise RuntimeError(f"the native kernels are not there: {reason}")
-    return found
+    made = build()
+    if made.library is None:
+        raise RuntimeError(f"the native kernels are not there: {made.reason}")
+    return made.library
 
 
 def build(progress: Progress | None = None) -> Build:
@@ -124,7 +121,7 @@ def _build(progress: Progress | None) -> Build:
     checked = os.environ.get(CHECKED_VARIABLE)
     try:
         kept = Library(Path(checked), False) if checked else find_library(SOURCES, report)
-        return Build(_open(kept.path), "")
+        return Build(_open(kept.path), "", kept.path)
     except NotCompiled as error:
         return Build(None, str(error))
     except (OSError, AttributeError) as error:  # AttributeError: not what was to be compiled

@@ -37,7 +37,6 @@
 #define NEAR 192    /* inputs of a block where rows are many, and its weights are used often */
 #define FEW 64      /* where rows are few */
 #define FEW_ROWS 12
-#define EVEN (LANES == 16) /* tiles of a chunk are alike; else all but the last are full */
 
 INLINE vec add_step(int pairs, vec total, vec x, vec w) {
     return pairs ? dot_pairs(total, x, w) : fma_vec(x, w, total);
@@ -157,6 +156,11 @@ static void finish(const Product *p, const float *sums, long row, long column, l
     }
 }
 
+/* How rows of a chunk become tiles; measured, see kernels/calibration.py.  It changes no bit. */
+static long tiles_are_alike = LANES == 16; /* else all but the last are full */
+
+long radixcache_choose_tiling(long alike) { return tiles_are_alike = alike; }
+
 long product_items(const Product *p) {
     return (p->rows + CHUNK - 1) / CHUNK * panels_of(p->matrix);
 }
@@ -185,7 +189,7 @@ void multiply(const void *what, long item, int thread) {
     long start = item / panels * CHUNK, panel = item % panels, column;
     long count = start + CHUNK < p->rows ? CHUNK : p->rows - start;
     const Part *part = part_of_panel(p->matrix, &panel, &column);
-    long tiles = (count + ROWS - 1) / ROWS, step = count <= FEW_ROWS ? FEW : NEAR;
+    long tiles = (count + ROWS - 1) / ROWS, alike = tiles_are_alike, step = count <= FEW_ROWS ? FEW : NEAR;
     memset(sums, 0, (size_t)(count * PANEL) * sizeof *sums);
     int is_done = multiply_quantised(p, part, panel, start, count, sums);
     for (long first = 0; first < inputs && !is_done; first += step) {
@@ -194,8 +198,8 @@ void multiply(const void *what, long item, int thread) {
         strip.weights = panel_weights(part, inputs, panel, first, block, (Dtype)p->dtype, weights);
         place_rows(p, start, count, first, block, room, &strip);
         for (long tile = 0; tile < tiles; tile++) {
-            long from = EVEN ? count * tile / tiles : ROWS * tile;
-            long end = EVEN ? count * (tile + 1) / tiles : from + ROWS;
+            long from = alike ? count * tile / tiles : ROWS * tile;
+            long end = alike ? count * (tile + 1) / tiles : from + ROWS;
             int rows = (int)((end < count ? end : count) - from);
             (p->dtype == FLOAT32 ? multiply_numbers : multiply_pairs)(rows, &strip, from);
         }

@@ -45,6 +45,12 @@ class Taking(ctypes.Structure):
     )
 
 
+class Load(ctypes.Structure):
+    """What measures the limits of a machine."""
+
+    _fields_ = (("data", _POINTER), ("bytes", _LONG), ("results", _POINTER))
+
+
 class Product(ctypes.Structure):
     """Rows times a packed weight; strides in bytes."""
 

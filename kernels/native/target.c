@@ -19,6 +19,3 @@
 #endif
 
 const char *radixcache_target(void) { return NAME; }
-
-/* Whether a pair of bfloat16 is multiplied and added in one instruction here. */
-long radixcache_multiplies_pairs(void) { return PAIRS; }

@@ -6,16 +6,20 @@ import argparse
 import cProfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 
 import msgspec
 
 from kernels import RowLayout, choose_backend
+from kernels.calibration import lines
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
 from runtime.errors import InvalidSetting
 from runtime.executor.executor import ModelExecutor
-from runtime.loading import Runtime, load_runtime
+from runtime.loading import Runtime, choose_device, load_runtime, measured
+from runtime.models.llama import LlamaModel
 from runtime.step_profile import Part, step_parts
-from runtime.timing import Decode, FirstToken, Player
+from runtime.timing import NEW_TOKENS, Decode, FirstToken, Player
+from runtime.weights.checkpoint import open_checkpoint
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,11 +36,31 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[Part]
 
 
+class Floors(msgspec.Struct, frozen=True, kw_only=True):
+    """What nothing could beat here, in milliseconds; empty where the machine was not measured.
+
+    cold, warm  operations of the layers' products at the peak
+    decode      bytes of weights, and of the KV cache that a step reads, at the memory's rate; or
+                operations at the peak, if they take longer; by batch
+    """
+
+    cold: float | None = None
+    warm: float | None = None
+    decode: list[float] = []
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `radixcache bench --json` prints; `profiles` is empty without `--profile`."""
+    """What `radixcache bench --json` prints; `profiles` is empty without `--profile`.
+
+    products  which backend multiplies, and how the weights are stored
+    machine   what computes, and the limits of this machine, in words
+    """
 
     model: str
     dtype: str
+    products: str
+    machine: list[str]
+    floors: Floors
     cold: FirstToken
     warm: FirstToken
     decode: list[Decode]
@@ -49,6 +73,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "bench", help="time first tokens and decode here, and show where a step's time goes"
     )
     flag = parser.add_argument
+    flag("--calibrate", action="store_true", help="measure again which product is fastest here")
     flag("--profile", action="store_true", help="show where each microsecond of a step goes")
     flag("--context", type=int, default=500, metavar="N", help="tokens of context (default 500)")
     flag("--batches", type=_batches, default=(1, 8, 32), metavar="N,…", help="default 1,8,32")
@@ -69,6 +94,9 @@ def run(args: argparse.Namespace) -> int:
             f"max_running is {config.max_running}: use batches of at most so many, or raise it"
         )
     with shown_progress(quiet=args.json) as progress:
+        if args.calibrate:
+            device = choose_device(config, progress)
+            measured(open_checkpoint(config.model, progress=progress).config, device, again=True)
         runtime = load_runtime(config, progress=progress)
         _check_room(runtime, largest, args.context + args.steps + 64)
         report = _report(runtime, args, lambda what: progress(f"playing: {what}", 0, None))
@@ -128,6 +156,9 @@ def _report(runtime: Runtime, args: argparse.Namespace, told: Callable[[str], No
     return Report(
         model=runtime.name,
         dtype=runtime.memory.dtype,
+        products=_model(runtime).products,
+        machine=lines(runtime.calibration, runtime.memory.dtype) if runtime.calibration else [],
+        floors=_floors(runtime, args),
         cold=cold,
         warm=warm,
         decode=[row for row in decode if isinstance(row, Decode)],
@@ -135,13 +166,38 @@ def _report(runtime: Runtime, args: argparse.Namespace, told: Callable[[str], No
     )
 
 
+def _model(runtime: Runtime) -> LlamaModel:
+    assert isinstance(runtime.executor, ModelExecutor)
+    return runtime.executor.model
+
+
+def _floors(runtime: Runtime, args: argparse.Namespace) -> Floors:
+    """Work out what nothing could beat, of what is played."""
+    calibration, dtype = runtime.calibration, runtime.memory.dtype
+    if calibration is None or dtype not in calibration.products:
+        return Floors()
+    model = _model(runtime)
+    layers, head = [weight for weight, _ in model.layer_weights], model.head_weight
+    operations = 2 * sum(weight.shape[0] * weight.shape[1] for weight in layers)
+    all_operations = operations + 2 * head.shape[0] * head.shape[1]
+    weight_bytes = sum(weight.nbytes for weight in (*layers, head))
+    kv_bytes = args.context * runtime.memory.bytes_per_token
+    peak, read = calibration.peak(dtype), calibration.read_bytes_s
+    return Floors(
+        cold=1e3 * operations * (args.context + NEW_TOKENS) / peak,
+        warm=1e3 * operations * NEW_TOKENS / peak,
+        decode=[
+            1e3 * max((weight_bytes + n * kv_bytes) / read, n * all_operations / peak)
+            for n in args.batches
+        ],
+    )
+
+
 @contextmanager
 def _operations_apart(runtime: Runtime) -> Iterator[None]:
     """Let a model that computes its layers in one call do it operation by operation."""
-    executor = runtime.executor
-    assert isinstance(executor, ModelExecutor)
-    model = executor.model
-    if model.row_layout is not None or choose_backend(executor.store.pool.device) != "native":
+    model = _model(runtime)
+    if model.row_layout is not None or choose_backend(model.head_weight.device) != "native":
         yield
         return
     model.row_layout = RowLayout()  # the same rows, but one call does not take it
@@ -173,19 +229,36 @@ def _profile(
 
 
 def _text(report: Report) -> str:
-    lines = [f"{report.model}, {report.dtype}", ""]
-    for name, first in (("cold", report.cold), ("warm", report.warm)):
-        lines.append(
+    floors = report.floors
+    rows = [f"{report.model}, {report.dtype}", f"products: {report.products}", *report.machine, ""]
+    for name, first, floor in (
+        ("cold", report.cold, floors.cold),
+        ("warm", report.warm, floors.warm),
+    ):
+        rows.append(
             f"first token, {name}: {first.median_ms:,.1f} ms ({first.min_ms:,.1f} to "
             f"{first.max_ms:,.1f}), {first.computed_tokens} tokens computed behind "
-            f"{first.cached_tokens}"
+            f"{first.cached_tokens}{_beside(first.median_ms, floor)}"
         )
-    lines += [
+    rows += [
         f"decode, batch {row.batch}: {row.step_ms:,.1f} ms a step ({row.min_ms:,.1f} to "
         f"{row.max_ms:,.1f}), {row.tokens_per_s:,.1f} tokens/s, {row.context} tokens of context"
-        for row in report.decode
+        f"{_beside(row.step_ms, floor)}"
+        for row, floor in zip_longest(report.decode, floors.decode)
     ]
-    return "\n".join([*lines, *_table(report.profiles)])
+    return "\n".join([*rows, "", *PEERS, *_table(report.profiles)])
+
+
+def _beside(ms: float, floor: float | None) -> str:
+    return "" if floor is None else f"; {ms / floor:.2f} times the floor of {floor:,.1f} ms"
+
+
+PEERS = (
+    "the same of others: llama-bench -m FILE.gguf -t THREADS -p 560 -n 64 (llama.cpp)",
+    "                    vllm bench latency --model FOLDER --input-len 560 --output-len 64",
+    "whole workloads:    benchmarks/serve_peers.py, in the repository",
+)
+"""What a report of slowness should carry, too."""
 
 
 def _table(profiles: Sequence[Profile]) -> list[str]:

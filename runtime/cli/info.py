@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 
 import msgspec
+import torch
 
+from kernels.backend import choose_backend
+from kernels.calibration import Calibration, lines
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
-from runtime.loading import Memory, choose_device, plan_memory
+from runtime.loading import Memory, choose_device, choose_dtype, measured, plan_memory
 from runtime.models.config import ModelConfig
 from runtime.weights.checkpoint import open_checkpoint
 
@@ -20,6 +23,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     formula: str
     has_chat_template: bool
+    kernels: list[str]
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,10 +36,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Read the model's header, not its weights, and print what it costs."""
     config = runtime_config(args)
-    _, dtype = choose_device(config)
     with shown_progress(quiet=args.json) as progress:
+        device = choose_device(config, progress)
         checkpoint = open_checkpoint(config.model, progress=progress)
     shape = checkpoint.config
+    calibration = measured(shape, device)
+    dtype = choose_dtype(config, device, calibration)
     memory = plan_memory(config, shape, dtype)
     formula = (
         f"2 (K and V) × {shape.num_layers} layers × {shape.num_kv_heads} kv heads × "
@@ -47,9 +53,19 @@ def run(args: argparse.Namespace) -> int:
         memory=memory,
         formula=formula,
         has_chat_template=checkpoint.chat_template() is not None,
+        kernels=_kernels(dtype, device, calibration),
     )
     print(msgspec.json.encode(info).decode() if args.json else _text(info))
     return 0
+
+
+def _kernels(
+    dtype: torch.dtype, device: torch.device, calibration: Calibration | None
+) -> list[str]:
+    """Say what computes, and how far from this machine's limits."""
+    if calibration is None:
+        return [f"the {choose_backend(device)} backend"]
+    return lines(calibration, str(dtype).removeprefix("torch."))
 
 
 def _text(info: ModelInfo) -> str:
@@ -67,5 +83,6 @@ def _text(info: ModelInfo) -> str:
             f"{memory.bytes_per_block:,} bytes",
             f"K/V that fits    {memory.num_blocks:,} blocks = {memory.num_tokens:,} tokens "
             f"in {total / 2**20:,.0f} MiB",
+            *(f"kernels          {line}" for line in info.kernels),
         )
     )

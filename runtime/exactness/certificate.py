@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from kernels import choose_backend
+from kernels import choose_backend, native
 from runtime.exactness.promise import Exactness
 from runtime.exactness.trial import Outcome
 from runtime.models.config import ModelConfig
@@ -30,7 +30,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Whatever the bits of a result may depend on beside the model.
 
     device        "cpu", or the GPU's name
-    instructions  the widest that torch uses on this CPU
+    instructions  what the kernels in C were compiled for; else the widest that torch uses here
     num_threads   of the CPU kernels
     backend       of the kernels: torch or triton
     versions      of Python and of packages, by name
@@ -49,6 +49,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `radixcache verify`.
 
     exact           True where no bit differed, and the cache was seen to work
+    products        which backend multiplies, and how the weights are stored
     weights_sha256  of all weights in the dtype that they are computed in
     bits_sha256     of K/V and logits that the first scenario's prompts have alone
     check           of the model's operations, as at every start
@@ -59,6 +60,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     shape: ModelConfig
     dtype: str
+    products: str
     weights_sha256: str
     bits_sha256: str
     machine: Machine
@@ -84,6 +86,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
                 + (f": {self.found}" if self.found else ""),
                 f"model         {self.model} ({shape.num_layers} layers, {shape.num_heads} query "
                 f"heads on {shape.num_kv_heads} of {shape.head_dim}), {self.dtype}",
+                f"products      {self.products}",
                 f"weights       sha256 {self.weights_sha256}",
                 f"bits          sha256 {self.bits_sha256}",
                 f"machine       {machine.device} · {machine.cpu}, {machine.instructions} · "
@@ -121,13 +124,15 @@ def machine_of(device: torch.device) -> Machine:
             versions[name] = version(name)
         except PackageNotFoundError:  # triton is not on every platform
             continue
-    is_gpu = device.type == "cuda"
+    is_gpu, backend = device.type == "cuda", choose_backend(device)
     return Machine(
         device=torch.cuda.get_device_name(device) if is_gpu else device.type,
         cpu=_cpu_name(),
-        instructions=torch.backends.cpu.get_cpu_capability(),
+        instructions=native.target()
+        if backend == "native"
+        else torch.backends.cpu.get_cpu_capability(),
         num_threads=torch.get_num_threads(),
-        backend=choose_backend(device),
+        backend=backend,
         system=f"{platform.system()} {platform.machine()}",
         versions=versions,
     )

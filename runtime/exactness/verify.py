@@ -58,6 +58,7 @@ def verify(
         model=name,
         shape=model.config,
         dtype=str(model.dtype).removeprefix("torch."),
+        products=model.products,
         weights_sha256=weights_sha256(model),
         bits_sha256=sha256_of(laboratory.digested(scenarios[0])),
         machine=machine_of(model.head_weight.device),

@@ -46,6 +46,7 @@ class LlamaModel:
     tensors   (canonical name, tensor) of every weight, already checked against `config`; matrices
               may be quantised where the backend computes with them
     int8      whether products with quantised weights round their rows to 8 bits
+    product_backend  computes the products; None: the device's
     progress  called with the number of tensors taken so far
 
     `row_layout` is that of its products, None for the default; see kernels/row_check.py.
@@ -59,6 +60,7 @@ class LlamaModel:
         dtype: torch.dtype,
         device: torch.device,
         int8: bool = False,
+        product_backend: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.config = config
@@ -66,7 +68,8 @@ class LlamaModel:
         self.row_layout: RowLayout | None = None
         self._scale = config.head_dim**-0.5
         self._scratch = Scratch(device)
-        self._pack = partial(pack_weight, dtype=dtype, int8=int8)
+        self._product_backend = product_backend
+        self._pack = partial(pack_weight, dtype=dtype, int8=int8, backend=product_backend)
         weights: dict[str, Weight] = {}
         layers: dict[int, LayerWeights] = {}
         for count, (name, tensor) in enumerate(tensors, 1):
@@ -170,6 +173,16 @@ class LlamaModel:
         return self._product(normed, self._head).float()
 
     @property
+    def products(self) -> str:
+        """Which backend multiplies and how the weights are stored: what bits may depend on."""
+        matrices = [self._head, *(weight for weight, _ in self.layer_weights)]
+        packed = [weight for weight in matrices if isinstance(weight, PackedWeight)]
+        formats = sorted({name for weight in packed for name in weight.formats})
+        backends = sorted({str(weight.backend) for weight in packed}) or ["plain"]
+        rounded = ", rows rounded to 8 bits" if any(weight.int8 for weight in packed) else ""
+        return f"{' and '.join(backends)}, weights in {', '.join(formats) or self.dtype}{rounded}"
+
+    @property
     def layer_weights(self) -> list[tuple[torch.Tensor | PackedWeight, torch.Tensor | None]]:
         """Every matrix that the layers multiply by, with its bias."""
         return [
@@ -204,7 +217,8 @@ class LlamaModel:
         weight: torch.Tensor | PackedWeight,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return linear(x, weight, bias, layout=self.row_layout)
+        backend = self._product_backend
+        return linear(x, weight, bias, layout=self.row_layout, backend=backend)
 
     def _attention(
         self, layer: LayerWeights, index: int, x: torch.Tensor, step: _Step

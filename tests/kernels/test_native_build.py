@@ -67,7 +67,7 @@ def test_a_program_that_does_not_compile_is_refused_with_the_compilers_words(
     compiled: Callable[[], native.Build], tmp_path: Path
 ) -> None:
     (native.SOURCES / "all.c").write_text("int f( {")
-    found, reason = compiled()
+    found, reason, _ = compiled()
     assert found is None
     assert "failed: " in reason
     assert "error:" in reason
@@ -78,7 +78,7 @@ def test_a_missing_compiler_is_named(
     compiled: Callable[[], native.Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler -m64")
-    assert compiled() == (
+    assert compiled() == native.Build(
         None,
         "no C compiler 'no-such-compiler' is installed; install gcc 9 or newer, or set CC",
     )
@@ -228,7 +228,7 @@ def test_a_broken_compiler_is_a_reason_that_says_what_to_do(
     broken.write_text(f"#!/bin/sh\n{body}\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
-    found, told = compiled()
+    found, told, _ = compiled()
     assert found is None
     assert reason in told
     assert made(tmp_path) == []
@@ -249,7 +249,7 @@ def test_kernels_that_compute_wrong_values_are_refused_and_not_kept(
         (sources / file.name).write_text(wrong)
     monkeypatch.setattr(native, "SOURCES", sources)
     monkeypatch.setenv("RADIXCACHE_HOME", str(tmp_path / "home"))
-    found, reason = native._build(None)
+    found, reason, _ = native._build(None)
     assert found is None
     assert "compute wrong values (a norm in torch.float32 is off by" in reason
     assert "or set CC" in reason

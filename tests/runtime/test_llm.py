@@ -11,8 +11,9 @@ import torch
 from runtime.config import RuntimeConfig
 from runtime.errors import InvalidRequest, InvalidSetting, ModelFileError, PromptTooLong
 from runtime.llm import LLM
-from runtime.loading import choose_device
+from runtime.loading import choose_dtype, measured
 from runtime.request import RequestOutput, SamplingParams
+from tests.support.smollm2 import open_smollm2
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 FIVE = SamplingParams(max_tokens=5, ignore_eos=True)  # 11 + 5 tokens fill a block
@@ -128,7 +129,9 @@ def test_kernels_that_cant_be_had_are_named(
 
 def test_without_native_kernels_auto_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RADIXCACHE_KERNELS", "torch")
-    assert choose_device(RuntimeConfig(device="cpu"))[1] is torch.float32
+    config, device = RuntimeConfig(device="cpu"), torch.device("cpu")
+    assert measured(open_smollm2().config, device) is None
+    assert choose_dtype(config, device, None) is torch.float32
 
 
 def test_a_pipe_is_no_model(tmp_path: Any) -> None:
