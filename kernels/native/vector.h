@@ -31,7 +31,8 @@
 #define LANES 4
 #endif
 
-#if defined(__AVX512BF16__) && LANES == 16
+#if defined(PAIRS) /* a test multiplies pairs without the instruction */
+#elif defined(__AVX512BF16__) && LANES == 16
 #define PAIRS 1 /* two bfloat16 are multiplied and added in one instruction */
 #else
 #define PAIRS 0
@@ -88,7 +89,7 @@ INLINE vec widen(halves x) { return (vec)(__builtin_convertvector(x, uvec) << 16
 /* Round to the nearest bfloat16, to the even one of two; a NaN stays one.  The instruction takes
    numbers below the smallest normal one for 0. */
 INLINE halves narrow(vec x) {
-#if PAIRS
+#if defined(__AVX512BF16__) && LANES == 16
     return (halves)_mm512_cvtneps_pbh((__m512)x);
 #else
     uvec bits = (uvec)x, nan = (uvec)(x != x);
@@ -176,7 +177,7 @@ INLINE vec fma_vec(vec a, vec b, vec c) {
 
 /* total + a₀ · b₀ + a₁ · b₁ in each lane, of pairs of bfloat16. */
 INLINE vec dot_pairs(vec total, vec a, vec b) {
-#if PAIRS
+#if defined(__AVX512BF16__) && LANES == 16
     return (vec)_mm512_dpbf16_ps((__m512)total, (__m512bh)a, (__m512bh)b);
 #else
     total = fma_vec((vec)((uvec)a << 16), (vec)((uvec)b << 16), total);
