@@ -116,6 +116,15 @@ INLINE void dot_blocks(const Shape *s, const char *panel, long first, long count
     for (int v = 0; v < VECTORS; v++) store(sums + v * LANES, total[v]);
 }
 
+/* The two numbers of a pair. */
+INLINE vec low_of(Format format, uvec word) {
+    return format == BF16 ? (vec)(word << 16) : from_float16(word & 0xffff);
+}
+
+INLINE vec high_of(Format format, uvec word) {
+    return format == BF16 ? (vec)(word & 0xffff0000u) : from_float16(word >> 16);
+}
+
 typedef void Expand(const char *panel, long first, long count, float *to);
 typedef void Dot(const char *panel, long first, long count, const float *x, float *sums);
 
@@ -147,9 +156,30 @@ static Dot *const dots[NUM_FORMATS] = {
     [Q8_0] = dot_q8_0, [Q4_K] = dot_q4_k, [Q5_K] = dot_q5_k, [Q6_K] = dot_q6_k,
 };
 
-void multiply_row(const Part *part, long inputs, long panel, const float *x, float *sums) {
+/* Pairs of 16-bit numbers times one row; a zero stands in place of an odd last input. */
+INLINE void dot_16_bits(Format format, const char *from, long count, const float *x, float *sums) {
+    vec total[VECTORS];
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) total[v] = load(sums + v * LANES);
+    for (long k = 0; k < count; k += 2) {
+        vec one = splat(x + k), two = k + 1 < count ? splat(x + k + 1) : (vec){0};
+        UNROLL
+        for (int v = 0; v < VECTORS; v++, from += 4 * LANES) {
+            uvec word = load_words(from);
+            total[v] = fma_vec(one, low_of(format, word), total[v]);
+            total[v] = fma_vec(two, high_of(format, word), total[v]);
+        }
+    }
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) store(sums + v * LANES, total[v]);
+}
+
+void multiply_row(const Part *part, long inputs, long panel, long first, long count, const float *x,
+                  float *sums) {
     const char *from = part->packed + panel * panel_bytes((Format)part->format, inputs);
-    dots[part->format](from, 0, inputs / BLOCK, x, sums);
+    if (part->format == BF16) dot_16_bits(BF16, from + first / 2 * PANEL * 4, count, x, sums);
+    else if (part->format == F16) dot_16_bits(F16, from + first / 2 * PANEL * 4, count, x, sums);
+    else dots[part->format](from, first / BLOCK, count / BLOCK, x, sums);
 }
 
 /* Pairs of 16-bit numbers as two rows of floats. */
@@ -158,8 +188,8 @@ static void expand_pairs(Format format, const char *panel, long first, long pair
     for (long i = 0; i < pairs * PANEL; i += LANES, from += 4 * LANES) {
         uvec word = load_words(from);
         float *at = to + i / PANEL * 2 * PANEL + i % PANEL;
-        store(at, format == BF16 ? (vec)(word << 16) : from_float16(word & 0xffff));
-        store(at + PANEL, format == BF16 ? (vec)(word & 0xffff0000u) : from_float16(word >> 16));
+        store(at, low_of(format, word));
+        store(at + PANEL, high_of(format, word));
     }
 }
 

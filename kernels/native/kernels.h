@@ -46,9 +46,10 @@ const Part *part_of_panel(const Matrix *matrix, long *panel, long *column);
 const float *panel_weights(const Part *part, long inputs, long panel, long first, long count,
                            Dtype dtype, float *room);
 
-/* One row of float32 times a quantised panel: adds to `sums` [PANEL] what products of
-   `panel_weights` would, bit for bit. */
-void multiply_row(const Part *part, long inputs, long panel, const float *x, float *sums);
+/* One row of float32 times some inputs of a panel that is not F32: adds to `sums` [PANEL] what
+   products with `panel_weights` in float32 would, bit for bit. */
+void multiply_row(const Part *part, long inputs, long panel, long first, long count, const float *x,
+                  float *sums);
 
 /* Rows times a packed weight; linear.c. */
 typedef struct {

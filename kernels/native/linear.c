@@ -37,6 +37,7 @@
 #define NEAR 192    /* inputs of a block where rows are many, and its weights are used often */
 #define FEW 64      /* where rows are few */
 #define FEW_ROWS 12
+#define LONE 4096 /* of a row alone */
 
 INLINE vec add_step(int pairs, vec total, vec x, vec w) {
     return pairs ? dot_pairs(total, x, w) : fma_vec(x, w, total);
@@ -165,48 +166,55 @@ long product_items(const Product *p) {
     return (p->rows + CHUNK - 1) / CHUNK * panels_of(p->matrix);
 }
 
-/* What has loops of its own: rows in 8 bits, and a lone row.  Returns 0, having done nothing, for
-   all else. */
-static int multiply_quantised(const Product *p, const Part *part, long panel, long start,
-                              long count, float *sums) {
-    if (part->format < Q4_0) return 0;
-    if (p->rounded) {
-        multiply_rounded(p, part, panel, start, count, sums);
-        return 1;
+/* Whether a row alone is multiplied without the way through expanded weights. */
+static int is_lone(const Product *p, const Part *part, long rows) {
+    if (rows > 1 || part->format == F32) return 0;
+    return p->dtype == FLOAT32 || (part->format == BF16 && !PAIRS);
+}
+
+/* How an item goes through its inputs: so many at a time. */
+static long block_of(long rows, int lone) { return lone ? LONE : rows <= FEW_ROWS ? FEW : NEAR; }
+
+/* A chunk of rows times a strip, tile by tile. */
+static void multiply_strip(Dtype dtype, const Strip *strip, long count) {
+    long tiles = (count + ROWS - 1) / ROWS, alike = tiles_are_alike;
+    for (long tile = 0; tile < tiles; tile++) {
+        long from = alike ? count * tile / tiles : ROWS * tile;
+        long end = alike ? count * (tile + 1) / tiles : from + ROWS;
+        int rows = (int)((end < count ? end : count) - from);
+        (dtype == FLOAT32 ? multiply_numbers : multiply_pairs)(rows, strip, from);
     }
-    if (count > 1 || p->dtype != FLOAT32) return 0;
-    multiply_row(part, p->matrix->inputs, panel, (const float *)(p->x + start * p->x_stride), sums);
-    return 1;
 }
 
 /* An item is one panel, times a chunk of rows. */
 void multiply(const void *what, long item, int thread) {
     (void)thread;
     _Alignas(64) float sums[CHUNK * PANEL], weights[NEAR * PANEL], room[CHUNK * NEAR];
-    _Static_assert(sizeof sums + sizeof weights + sizeof room < STACK_ROOM, "too much for a stack");
+    _Static_assert(sizeof sums + sizeof weights + sizeof room < STACK_ROOM, "too large");
+    _Static_assert(LONE <= CHUNK * NEAR, "a lone row is widened in the same room");
     const Product *p = what;
+    Dtype dtype = (Dtype)p->dtype;
     long inputs = p->matrix->inputs, panels = panels_of(p->matrix);
     long start = item / panels * CHUNK, panel = item % panels, column;
     long count = start + CHUNK < p->rows ? CHUNK : p->rows - start;
     const Part *part = part_of_panel(p->matrix, &panel, &column);
-    long tiles = (count + ROWS - 1) / ROWS, alike = tiles_are_alike, step = count <= FEW_ROWS ? FEW : NEAR;
+    int rounded = p->rounded && part->format >= Q4_0, lone = is_lone(p, part, count);
     memset(sums, 0, (size_t)(count * PANEL) * sizeof *sums);
-    int is_done = multiply_quantised(p, part, panel, start, count, sums);
-    for (long first = 0; first < inputs && !is_done; first += step) {
-        long block = inputs - first < step ? inputs - first : step;
+    if (rounded) multiply_rounded(p, part, panel, start, count, sums);
+    for (long first = 0, block; first < inputs && !rounded; first += block) {
+        block = block_of(count, lone);
+        block = inputs - first < block ? inputs - first : block;
         Strip strip = {.sums = sums};
-        strip.weights = panel_weights(part, inputs, panel, first, block, (Dtype)p->dtype, weights);
         place_rows(p, start, count, first, block, room, &strip);
-        for (long tile = 0; tile < tiles; tile++) {
-            long from = alike ? count * tile / tiles : ROWS * tile;
-            long end = alike ? count * (tile + 1) / tiles : from + ROWS;
-            int rows = (int)((end < count ? end : count) - from);
-            (p->dtype == FLOAT32 ? multiply_numbers : multiply_pairs)(rows, &strip, from);
+        if (lone) {
+            multiply_row(part, inputs, panel, first, block, (const float *)strip.x, sums);
+            continue;
         }
+        strip.weights = panel_weights(part, inputs, panel, first, block, dtype, weights);
+        multiply_strip(dtype, &strip, count);
     }
-    long outputs = part->outputs - panel * PANEL;
     for (long i = 0; i < count; i++)
-        finish(p, sums + i * PANEL, start + i, column, outputs);
+        finish(p, sums + i * PANEL, start + i, column, part->outputs - panel * PANEL);
 }
 
 void radixcache_linear(const Product *product, long threads) {
