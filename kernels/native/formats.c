@@ -128,33 +128,22 @@ INLINE vec high_of(Format format, uvec word) {
 typedef void Expand(const char *panel, long first, long count, float *to);
 typedef void Dot(const char *panel, long first, long count, const float *x, float *sums);
 
-#define FORMAT(name, ...) \
+#define LOOPS(name) \
     static void expand_##name(const char *panel, long first, long count, float *to) { \
-        const Shape shape = {__VA_ARGS__}; \
+        const Shape shape = {SHAPE_##name}; \
         expand_blocks(&shape, panel, first, count, to); \
     } \
     static void dot_##name(const char *panel, long first, long count, const float *x, \
                            float *sums) { \
-        const Shape shape = {__VA_ARGS__}; \
+        const Shape shape = {SHAPE_##name}; \
         dot_blocks(&shape, panel, first, count, x, sums); \
     }
-FORMAT(q4_0, SHAPE_Q4_0)
-FORMAT(q4_1, SHAPE_Q4_1)
-FORMAT(q5_0, SHAPE_Q5_0)
-FORMAT(q5_1, SHAPE_Q5_1)
-FORMAT(q8_0, SHAPE_Q8_0)
-FORMAT(q4_k, SHAPE_Q4_K)
-FORMAT(q5_k, SHAPE_Q5_K)
-FORMAT(q6_k, SHAPE_Q6_K)
+EACH_QUANTISED(LOOPS)
 
-static Expand *const expands[NUM_FORMATS] = {
-    [Q4_0] = expand_q4_0, [Q4_1] = expand_q4_1, [Q5_0] = expand_q5_0, [Q5_1] = expand_q5_1,
-    [Q8_0] = expand_q8_0, [Q4_K] = expand_q4_k, [Q5_K] = expand_q5_k, [Q6_K] = expand_q6_k,
-};
-static Dot *const dots[NUM_FORMATS] = {
-    [Q4_0] = dot_q4_0, [Q4_1] = dot_q4_1, [Q5_0] = dot_q5_0, [Q5_1] = dot_q5_1,
-    [Q8_0] = dot_q8_0, [Q4_K] = dot_q4_k, [Q5_K] = dot_q5_k, [Q6_K] = dot_q6_k,
-};
+#define EXPANDS(name) [name] = expand_##name,
+#define DOTS(name) [name] = dot_##name,
+static Expand *const expands[NUM_FORMATS] = {EACH_QUANTISED(EXPANDS)};
+static Dot *const dots[NUM_FORMATS] = {EACH_QUANTISED(DOTS)};
 
 /* Pairs of 16-bit numbers times one row; a zero stands in place of an odd last input. */
 INLINE void dot_16_bits(Format format, const char *from, long count, const float *x, float *sums) {

@@ -37,10 +37,12 @@ typedef struct {
 #define SHAPE_Q5_K 5, 0, 1, 8, 1, 176
 #define SHAPE_Q6_K 6, 32, 0, 8, 2, 210
 
-static const Shape shapes[NUM_FORMATS] = {
-    [Q4_0] = {SHAPE_Q4_0}, [Q4_1] = {SHAPE_Q4_1}, [Q5_0] = {SHAPE_Q5_0}, [Q5_1] = {SHAPE_Q5_1},
-    [Q8_0] = {SHAPE_Q8_0}, [Q4_K] = {SHAPE_Q4_K}, [Q5_K] = {SHAPE_Q5_K}, [Q6_K] = {SHAPE_Q6_K},
-};
+/* Every quantised format, for what is written once for each. */
+#define EACH_QUANTISED(write) \
+    write(Q4_0) write(Q4_1) write(Q5_0) write(Q5_1) write(Q8_0) write(Q4_K) write(Q5_K) write(Q6_K)
+
+#define SHAPE(name) [name] = {SHAPE_##name},
+static const Shape shapes[NUM_FORMATS] = {EACH_QUANTISED(SHAPE)};
 
 INLINE long halves_bytes(const Shape *s) { return (1 + s->minimum) * PANEL * 2; }
 

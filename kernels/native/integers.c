@@ -192,26 +192,16 @@ INLINE void multiply_shape(const Shape *s, const char *panel, long blocks, int r
 
 typedef void Multiply(const char *panel, long blocks, int rows, const RoundedRow *x, float *sums);
 
-#define FORMAT(name, ...) \
+#define LOOPS(name) \
     static void multiply_##name(const char *panel, long blocks, int rows, const RoundedRow *x, \
                                 float *sums) { \
-        const Shape shape = {__VA_ARGS__}; \
+        const Shape shape = {SHAPE_##name}; \
         multiply_shape(&shape, panel, blocks, rows, x, sums); \
     }
-FORMAT(q4_0, SHAPE_Q4_0)
-FORMAT(q4_1, SHAPE_Q4_1)
-FORMAT(q5_0, SHAPE_Q5_0)
-FORMAT(q5_1, SHAPE_Q5_1)
-FORMAT(q8_0, SHAPE_Q8_0)
-FORMAT(q4_k, SHAPE_Q4_K)
-FORMAT(q5_k, SHAPE_Q5_K)
-FORMAT(q6_k, SHAPE_Q6_K)
+EACH_QUANTISED(LOOPS)
 
-static Multiply *const multiplies[NUM_FORMATS] = {
-    [Q4_0] = multiply_q4_0, [Q4_1] = multiply_q4_1, [Q5_0] = multiply_q5_0,
-    [Q5_1] = multiply_q5_1, [Q8_0] = multiply_q8_0, [Q4_K] = multiply_q4_k,
-    [Q5_K] = multiply_q5_k, [Q6_K] = multiply_q6_k,
-};
+#define MULTIPLIES(name) [name] = multiply_##name,
+static Multiply *const multiplies[NUM_FORMATS] = {EACH_QUANTISED(MULTIPLIES)};
 
 void multiply_rounded(const Product *p, const Part *part, long panel, long start, long rows,
                       float *sums) {
