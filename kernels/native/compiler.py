@@ -40,6 +40,8 @@ FLAGS: Final = (
 )
 COMPILERS: Final = "gcc 9 or newer"
 
+_UNFINISHED: Final = "unfinished-"  # prefix of folders that hold what has no name yet
+
 
 class Target(NamedTuple):
     """An instruction set to compile for.
@@ -52,16 +54,35 @@ class Target(NamedTuple):
     features: tuple[str, ...]
 
 
+_FEATURES: Final = {
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "avx512bf16": "avx512_bf16",
+    "avx512vnni": "avx512_vnni",
+}
+"""Instructions whose names differ between compilers and Linux."""
+
+
+def _x86(*flags: str) -> Target:
+    """Return the target with these instructions; it needs each of them."""
+    named = (flag.removeprefix("-m") for flag in flags)
+    return Target(("-march=x86-64", *flags), tuple(_FEATURES.get(name, name) for name in named))
+
+
 _V3 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mmovbe", "-mpopcnt")
 _V4 = ("-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
-_AVX512 = tuple(flag.removeprefix("-m") for flag in _V4)
+_BF16 = ("-mavx512bf16", "-mavx512vnni")
 
 X86_TARGETS: Final = {
-    "x86-64": Target(("-march=x86-64",), ()),
-    "x86-64-v3": Target(("-march=x86-64", *_V3), ("avx2", "fma", "f16c", "bmi2")),
-    "x86-64-v4": Target(("-march=x86-64", *_V3, *_V4), ("avx2", "fma", "f16c", *_AVX512)),
+    "x86-64": _x86(),
+    "x86-64-v3": _x86(*_V3),
+    "x86-64-v4": _x86(*_V3, *_V4),
+    "x86-64-v4+bf16": _x86(*_V3, *_V4, *_BF16),
 }
-ARM_TARGETS: Final = {"armv8-a": Target(("-march=armv8-a",), ())}
+ARM_TARGETS: Final = {
+    "armv8-a": Target(("-march=armv8-a",), ()),
+    "armv8.2-a+dotprod": Target(("-march=armv8.2-a+dotprod",), ("asimddp",)),
+}
 
 
 class NotCompiled(Exception):
@@ -145,14 +166,15 @@ def find_library(sources: Path, progress: Progress) -> Library:
             return Library(kept, is_new=False)
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
+            _remove_unfinished(folder)
             kept = _kept(folder, stem)  # by the process that held the lock
             if kept:
                 return Library(kept, is_new=False)
             return Library(_compile(command, sources, folder, stem, progress), is_new=True)
     except subprocess.CalledProcessError as error:
         raise NotCompiled(
-            f"{shlex.join(error.cmd)} failed: {error.stderr.strip()[-2000:]}; install "
-            f"{COMPILERS}, or set CC"
+            f"install {COMPILERS}, or set CC: {shlex.join(error.cmd)} failed: "
+            f"{error.stderr.strip()[:2000] or f'it ended with status {error.returncode}'}"
         ) from None
     except OSError as error:
         raise NotCompiled(f"kernels cannot be made or opened in {folder}: {error}") from None
@@ -200,13 +222,19 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left; nobody compiles, for this one holds the lock."""
+    for left in folder.glob(f"{_UNFINISHED}*") if fcntl is not None else ():
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def _compile(
     command: Sequence[str], sources: Path, folder: Path, stem: str, progress: Progress
 ) -> Path:
     """Compile each file on a core of its own, link, check, and name what came of it."""
     units = sorted(sources.glob("*.c"))
     with (
-        tempfile.TemporaryDirectory(dir=folder) as unfinished,
+        tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as unfinished,
         ThreadPoolExecutor(os.cpu_count() or 1) as threads,
     ):
         objects = [Path(unfinished) / f"{unit.stem}.o" for unit in units]
@@ -215,9 +243,12 @@ def _compile(
             threads.submit(_run, [*command, "-c", str(unit), "-o", str(made)])
             for unit, made in zip(units, objects, strict=True)
         ]
-        for done, unit in enumerate(as_completed(running), 1):
-            unit.result()
-            progress("compiling kernels", done, len(units))
+        try:
+            for done, unit in enumerate(as_completed(running), 1):
+                unit.result()
+                progress("compiling kernels", done, len(units))
+        finally:  # of a failure or an interruption: files that nobody compiles yet stay uncompiled
+            threads.shutdown(cancel_futures=True)
         library = Path(unfinished) / "kernels.so"
         _run([*command, "-shared", *map(str, objects), "-o", str(library), "-lm"])
         check_library(library, command[0])

@@ -271,6 +271,22 @@ def test_an_instruction_set_that_is_not_there_is_refused_by_name(
 def test_a_target_whose_instructions_the_processor_lacks_is_not_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiler, "cpu_features", lambda: "flags : sse2 avx2 fma f16c bmi2")
+    has = "flags : sse2 avx2 fma f16c bmi1 bmi2 abm movbe popcnt"
     monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
-    assert list(compiler.available_targets()) == ["native", "x86-64", "x86-64-v3"]
+    for features, names in (
+        (has, ["native", "x86-64", "x86-64-v3"]),
+        (has.replace(" movbe", ""), ["native", "x86-64"]),
+        (f"{has} avx512f avx512bw avx512cd avx512dq", ["native", "x86-64", "x86-64-v3"]),
+    ):
+        monkeypatch.setattr(compiler, "cpu_features", lambda features=features: features)
+        assert list(compiler.available_targets()) == names
+
+
+def test_what_a_killed_start_left_is_removed_by_the_next_that_compiles(
+    compiled: Callable[[], native.Build], tmp_path: Path
+) -> None:
+    left = tmp_path / "home" / "native" / "unfinished-x"
+    left.mkdir(parents=True)
+    (left / "linear.o").write_text("half")
+    compiled()
+    assert not left.exists()
