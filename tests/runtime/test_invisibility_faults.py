@@ -23,7 +23,7 @@ ROWS = [
 
 
 def hunt(dtype: torch.dtype) -> None:
-    """Play the rows on a model as wide as the library's choice of loops needs to show."""
+    """Play the rows on a tiny model."""
     config = tiny_config(head_dim=64, hidden_size=96, intermediate_size=192)
     alone = Alone(
         LlamaModel(config, random_weights(config).items(), dtype=dtype, device=CPU), dtype
