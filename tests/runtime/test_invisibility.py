@@ -72,6 +72,15 @@ def threads(how: Row) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def references() -> Iterator[None]:
+    """Let them go with the module: the real model is among them."""
+    yield
+    tiny_alone.cache_clear()
+    real_alone.cache_clear()
+    real_model.cache_clear()
+
+
 @functools.cache
 def tiny_alone(gqa: int, head_dim: int, dtype: str, threads: int) -> Alone:
     """The reference of a tiny model; of each thread count its own."""
@@ -90,10 +99,16 @@ def tiny_alone(gqa: int, head_dim: int, dtype: str, threads: int) -> Alone:
 
 @functools.cache
 def real_alone(dtype: str, threads: int) -> Alone:
-    """The reference of the real model."""
+    """The reference of the real model; of each thread count its own."""
+    return Alone(real_model(dtype), getattr(torch, dtype))
+
+
+@functools.cache
+def real_model(dtype: str) -> LlamaModel:
+    """The real model, which remembers nothing of whom it computed for."""
     executor = LLM(num_blocks=1, dtype=dtype, max_len=16).runtime.executor
     assert isinstance(executor, ModelExecutor)
-    return Alone(executor.model, getattr(torch, dtype))
+    return executor.model
 
 
 def prompt(count: int, first: int = 0) -> list[int]:
