@@ -1,6 +1,6 @@
 """Repairs Triton's interpreter so that kernels can be tested on a CPU.
 
-Owns: the arithmetic of bfloat16 and of `tl.dot`, casts to float8, indices and one shortcut.  Does
+Owns: the arithmetic of bfloat16 and of `tl.dot`, casts to float8, indices and two shortcuts.  Does
 not know: any kernel.
 Idea: the interpreter keeps a bfloat16 as the 16 bits it is stored in and then computes on them as
 if they were an integer, without a word.  Here every operation sees such operands widened to
@@ -169,6 +169,20 @@ def _repair_index() -> None:
     interpreter._patch_lang_tensor = repaired
 
 
+def _remember_number_types() -> None:
+    """Skip work: the interpreter builds a table of all types anew whenever it asks for one."""
+    original = interpreter._get_np_dtype
+    known: dict[str, np.dtype[Any]] = {}
+
+    def remembered(kind: Any) -> np.dtype[Any]:
+        scalar = kind.scalar
+        if scalar.name not in known:
+            known[scalar.name] = original(scalar)
+        return known[scalar.name]
+
+    interpreter._get_np_dtype = remembered
+
+
 def _patch_language_once() -> None:
     """Skip work: the interpreter patches the language anew, 1 ms, for each `tl.sum` it meets."""
     original = interpreter._patch_lang
@@ -201,4 +215,5 @@ _repair_dot()
 _repair_reductions(interpreter.ReduceOps)
 _repair_reductions(interpreter.ScanOps)
 _repair_index()
+_remember_number_types()
 _patch_language_once()
