@@ -103,9 +103,11 @@ class Admission:
         others pass, too; one for which the pool is too full does not, or it would starve.
         """
         self.refused = None
+        if not self.waiting or len(running) >= self._config.max_running:
+            return  # or every decode step would count branches, and order those that wait
         num_running = sum(sequence.num_branches for sequence in running)
         if num_running >= self._config.max_running:
-            return  # or a full batch would pay for an order that nobody is admitted by
+            return
         next_ones: list[Waiting] = []
         lookup = _Lookups(self)
         for sequence in self._proposed(lookup):
