@@ -31,7 +31,7 @@ from runtime.errors import (
     RequestError,
     ServerBusy,
 )
-from runtime.live import LiveRequest
+from runtime.live import LiveRequest, plain_news
 from runtime.plan import Executor, StepPlan, StepResult, merge_results
 from runtime.request import NO_ROOM, FinishReason, Request, RequestOutput, SamplingParams
 from runtime.scheduler.public import PUBLIC, PublicPrefix
@@ -263,25 +263,11 @@ class Engine:
         ]
 
     def _read_rows(self, applied: Applied) -> list[RequestOutput]:
-        """Turn the tokens of those that decode into their news; all that a step does for each."""
-        outputs: list[RequestOutput] = []
-        num_plain = 0
-        for sequence, token in zip(applied.rows, applied.tokens, strict=True):
-            reader = sequence.reader
-            if reader is None:  # another branch has just ended all of the request
-                continue
-            try:
-                news = reader.next_news(token)
-            except Exception as error:
-                live = self._live[sequence.request.request_id]
-                outputs += self._end_all(live, "error", error=error)
-                continue
-            if news is None:
-                outputs += self._advance(Step(sequence, token))
-            else:
-                num_plain += 1
-                outputs.append(news)
-        self._totals["completion_tokens"] += num_plain
+        """Turn the tokens of those that decode into their news: plain ones first, then others."""
+        outputs, others = plain_news(applied.rows, applied.tokens)
+        self._totals["completion_tokens"] += len(outputs)
+        for step in others:
+            outputs += self._advance(step)
         return outputs
 
     def _advance(self, step: Step) -> list[RequestOutput]:

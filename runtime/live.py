@@ -10,22 +10,30 @@ from runtime.plan import TokenLogprobs
 from runtime.request import FinishReason, Request, RequestOutput, Usage
 from runtime.scheduler.scheduler import Step
 from runtime.sequence import Sequence
-from runtime.tokenizer.detokenizer import Detokenizer, StopStrings
+from runtime.tokenizer.detokenizer import Detokenizer, NoText, StopStrings
 from runtime.tokenizer.load import Tokenizer
 
 
 class Branch:
-    """One sequence of a request, and its output on the way to text."""
+    """One sequence of a request, and its output on the way to text.
+
+    max_plain  output tokens, beyond which each may be the last one; none are plain where texts may
+               end it
+    ends       tokens that may be the last one
+    costs      of the prompt: its tokens, those cached, those computed, and seconds in the queue;
+               known once a token was drawn
+    request_id, index, output
+               of the sequence, at hand for each token
+    """
 
     __slots__ = (
-        "_costs",
-        "_ends",
-        "_index",
-        "_live",
-        "_max_plain",
-        "_output",
-        "_request_id",
+        "costs",
         "detokenizer",
+        "ends",
+        "index",
+        "max_plain",
+        "output",
+        "request_id",
         "sequence",
         "stops",
     )
@@ -33,35 +41,48 @@ class Branch:
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None, live: LiveRequest) -> None:
         sampling = sequence.request.sampling
         self.sequence = sequence
-        self.detokenizer = Detokenizer(tokenizer) if tokenizer else None
+        self.detokenizer = Detokenizer(tokenizer) if tokenizer else NoText()
         self.stops = StopStrings(sampling.stop)
-        self._live = live
-        self._ends = live.ends
-        self._request_id = sequence.request.request_id
-        self._index = sequence.index
-        self._output = sequence.output
-        self._costs: tuple[int, int, int, float] | None = None
-        # Tokens before the one at which it ends; none are plain where texts may end it.
-        self._max_plain = 0 if sampling.stop else live.most_tokens(sequence) - 1
+        self.max_plain = 0 if sampling.stop else live.most_tokens(sequence) - 1
+        self.ends = live.ends
+        self.costs = (sequence.num_prompt_tokens, 0, 0, 0.0)
+        self.request_id = sequence.request.request_id
+        self.index = sequence.index
+        self.output = sequence.output
 
-    def next_news(self, token: int) -> RequestOutput | None:
-        """Return the news of one more token; None where it may be the last one.
 
-        For a sequence that has drawn before.  Raises what the tokenizer raises.
-        """
-        count = len(self._output)
-        if count > self._max_plain or token in self._ends:
-            return None
-        costs = self._costs
-        if costs is None:  # of the prompt, whose costs are known by now
-            usage = self._live.usage(self.sequence)
-            costs = (usage.prompt_tokens, usage.cached_tokens, usage.computed_tokens, usage.queue_s)
-            self._costs = costs
-        prompt, cached, computed, queue_s = costs
-        text = self.detokenizer.push_one(token) if self.detokenizer else ""
-        # By position: keywords take three times as long, and this is most of what a token costs.
+def plain_news(
+    sequences: list[Sequence], tokens: tuple[int, ...]
+) -> tuple[list[RequestOutput], list[Step]]:
+    """Return the news of tokens that are text and no more; as steps, those that may be more.
+
+    For sequences that have drawn before.  A loop without calls of our own where tokens stand for
+    whole characters: in a batch of hundreds this is most of what a token costs beside the model.
+    """
+    news: list[RequestOutput] = []
+    rest: list[Step] = []
+    for sequence, token in zip(sequences, tokens, strict=True):
+        branch = sequence.reader
+        if branch is None:  # its request has just been ended
+            continue
+        count = len(branch.output)
+        if count > branch.max_plain or token in branch.ends:
+            rest.append(Step(sequence, token))
+            continue
+        text = branch.detokenizer.plain_texts.get(token)
+        if text is None:
+            try:
+                text = branch.detokenizer.push_one(token)
+            except Exception:  # it raises again on the way that ends a request for that
+                rest.append(Step(sequence, token))
+                continue
+        prompt, cached, computed, queue_s = branch.costs
+        # By position: keywords take three times as long.
         usage = Usage(prompt, cached, computed, count, queue_s)
-        return RequestOutput(self._request_id, text, (token,), usage, None, None, self._index)
+        news.append(
+            RequestOutput(branch.request_id, text, (token,), usage, None, None, branch.index)
+        )
+    return news, rest
 
 
 class LiveRequest:
@@ -147,7 +168,7 @@ class LiveRequest:
                 reason = "length"
             return self._news(branch, reason=reason, prompt_logprobs=step.prompt_logprobs)
         text, reason = self._read(branch, step.token)
-        return self._news(
+        news = self._news(
             branch,
             text=text,
             tokens=(step.token,),
@@ -155,6 +176,9 @@ class LiveRequest:
             logprobs=() if step.logprobs is None else (step.logprobs,),
             prompt_logprobs=step.prompt_logprobs,
         )
+        cost = news.usage
+        branch.costs = cost.prompt_tokens, cost.cached_tokens, cost.computed_tokens, cost.queue_s
+        return news
 
     def last_news(
         self, branch: Branch, reason: FinishReason, *, error: str | None = None
@@ -167,7 +191,7 @@ class LiveRequest:
         sequence = branch.sequence
         is_eos, ends = token in self._eos_ids, token in self.ends
         text, found = "", False
-        if branch.detokenizer and not ends:
+        if not ends:
             text, found = branch.stops.push(branch.detokenizer.push([token]))
         if sequence.constraint is not None and not (is_eos or found):
             sequence.constraint.accept(token)
@@ -209,7 +233,5 @@ class LiveRequest:
 
 def _rest(branch: Branch) -> tuple[str, bool]:
     """Return the text held back until now, up to a stop, and whether there was one."""
-    if branch.detokenizer is None:
-        return "", False
     rest, found = branch.stops.push(branch.detokenizer.flush())
     return (rest, True) if found else (rest + branch.stops.flush(), False)

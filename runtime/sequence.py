@@ -15,18 +15,14 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from hashlib import blake2b
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from radixcache.lease import Lease
 from radixcache.tokens import num_tokens, pack_tokens
-from runtime.request import MAX_SEED, Constraint, Request, RequestOutput
+from runtime.request import MAX_SEED, Constraint, Request
 
-
-class Reader(Protocol):
-    """Whoever turns a sequence's tokens into news."""
-
-    def next_news(self, token: int) -> RequestOutput | None:
-        """Return the news of one more token; None where there may be more to it than text."""
+if TYPE_CHECKING:
+    from runtime.live import Branch
 
 
 class Sequence:
@@ -94,7 +90,7 @@ class Sequence:
         self.num_cached: int | None = None
         self.constraint: Constraint | None = request.constraint
         self.allowed = b""
-        self.reader: Reader | None = None
+        self.reader: Branch | None = None
 
     @property
     def num_computed(self) -> int:

@@ -18,6 +18,9 @@ from runtime.tokenizer.load import Tokenizer
 class Detokenizer:
     """Decodes one sequence of ids piece by piece; cost is in the new ids only.
 
+    plain_texts  texts of ids that may be left out of the pushes, as they stand for whole
+                 characters; none while something is held back, or will be dropped
+
     All pushes and the flush, put together, equal `tokenizer.decode` of all ids.
     """
 
@@ -26,9 +29,9 @@ class Detokenizer:
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._drops_space = tokenizer.drops_first_space
-        self._texts = tokenizer.texts  # without control tokens
-        # True where nothing is held back, and nothing will be dropped.
-        self._is_plain = skip_special and not self._drops_space
+        # Those of the tokenizer are without control tokens.
+        self._texts: dict[int, str] = tokenizer.texts if skip_special else {}
+        self.plain_texts = {} if self._drops_space else self._texts
 
     def push(self, ids: Sequence[int]) -> str:
         """Add ids; return the text that is certain now, without a character that is incomplete.
@@ -38,17 +41,16 @@ class Detokenizer:
         new = self._tokenizer.bytes_of(ids, skip_special=self._skip_special)
         text = self._without_first_space(self._decoder.decode(new))
         holds_back = self._drops_space or bool(self._decoder.getstate()[0])
-        self._is_plain = self._skip_special and not holds_back
+        self.plain_texts = {} if holds_back else self._texts
         return text
 
     def push_one(self, token_id: int) -> str:
         """Add one id, as `push` does; a look-up where it stands for whole characters."""
-        if not self._is_plain:
-            return self.push([token_id])
-        text = self._texts.get(token_id)
+        text = self.plain_texts.get(token_id)
         if text is None:
+            was_plain = self.plain_texts is self._texts
             text = self.push([token_id])
-            if self._is_plain:
+            if was_plain and self.plain_texts is self._texts:
                 self._texts[token_id] = text
         return text
 
@@ -61,6 +63,25 @@ class Detokenizer:
             self._drops_space = False
             return text.removeprefix(" ")
         return text
+
+
+class NoText:
+    """Stands in for a detokenizer where there is no tokenizer: no id has a text."""
+
+    def __init__(self) -> None:
+        self.plain_texts: dict[int, str] = {}
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return nothing."""
+        return ""
+
+    def push_one(self, token_id: int) -> str:
+        """Return nothing."""
+        return ""
+
+    def flush(self) -> str:
+        """Return nothing."""
+        return ""
 
 
 class StopStrings:
