@@ -104,10 +104,10 @@ class Admission:
         """
         self.refused = None
         if not self.waiting or len(running) >= self._config.max_running:
-            return  # or every decode step would count branches, and order those that wait
+            return
         num_running = sum(sequence.num_branches for sequence in running)
         if num_running >= self._config.max_running:
-            return
+            return  # or a full batch would pay for an order that nobody is admitted by
         next_ones: list[Waiting] = []
         lookup = _Lookups(self)
         for sequence in self._proposed(lookup):

@@ -10,7 +10,7 @@ its lease needs a block or has one to publish.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
 from collections.abc import Sequence as Numbers
 from typing import Any, TypeAlias
 
@@ -36,7 +36,7 @@ class DecodeRows:
         self._tokens = np.zeros(8, np.int32)
         self._positions = np.zeros(8, np.int32)
         self._tables = np.full((8, 8), -1, np.int32)
-        self._puts: list[Callable[[int], None]] = []  # `append` of each sequence's output
+        self._outputs: list[list[int]] = []  # each sequence's own
         self._draws: list[Draw] = []
         self._names: _Names | None = None  # until somebody comes or goes
 
@@ -55,7 +55,7 @@ class DecodeRows:
         self._tokens[row] = sequence.output[-1]
         self._positions[row] = sequence.num_tokens - 1
         self.sequences.append(sequence)
-        self._puts.append(sequence.output.append)
+        self._outputs.append(sequence.output)
         self._draws += draws_of(sequence, 0)
         self._names = None
         sequence.row = row
@@ -69,7 +69,7 @@ class DecodeRows:
         sequence.num_computed, sequence.row = sequence.num_computed, -1
         last = len(self.sequences) - 1
         _fill_up(self.sequences, row)
-        _fill_up(self._puts, row)
+        _fill_up(self._outputs, row)
         _fill_up(self._draws, row)
         if row < last:
             self._tokens[row] = self._tokens[last]
@@ -98,16 +98,16 @@ class DecodeRows:
         else:
             self._tables[sequence.row, len(table) - 1] = table[-1]
 
-    def at_edges(self) -> list[Sequence]:
-        """Return those that need a block for their token, or will have filled one by it."""
-        inside = self._positions[: len(self)] % self._block_size
-        rows = np.flatnonzero((inside == 0) | (inside == self._block_size - 1))
-        return [self.sequences[row] for row in rows.tolist()]
+    def starting(self) -> list[Sequence]:
+        """Return those whose newest token is the first one of a block."""
+        return self._standing_at(0)
 
     def filling(self) -> list[Sequence]:
         """Return those whose newest token is the last one of a block."""
-        inside = self._positions[: len(self)] % self._block_size
-        rows = np.flatnonzero(inside == self._block_size - 1)
+        return self._standing_at(self._block_size - 1)
+
+    def _standing_at(self, inside: int) -> list[Sequence]:
+        (rows,) = (self._positions[: len(self)] % self._block_size == inside).nonzero()
         return [self.sequences[row] for row in rows.tolist()]
 
     def columns(self) -> Rows | None:
@@ -117,10 +117,10 @@ class DecodeRows:
             return None
         if self._names is None:
             self._names = (
-                tuple(sequence.request.request_id for sequence in self.sequences),
-                tuple(sequence.index for sequence in self.sequences),
+                tuple([sequence.request.request_id for sequence in self.sequences]),
+                tuple([sequence.index for sequence in self.sequences]),
                 tuple(self._draws),
-                tuple(row for row, draw in enumerate(self._draws) if draw.temperature),
+                tuple([row for row, draw in enumerate(self._draws) if draw.temperature]),
             )
         request_ids, indexes, draws, drawn_at_random = self._names
         positions = self._positions[:count]
@@ -148,7 +148,7 @@ class DecodeRows:
                 "token": self._tokens[row] == sequence.output[-1],
                 "position": self._positions[row] == place,
                 "block table": table == lease.block_table.tolist(),
-                "output": self._puts[row] == sequence.output.append,
+                "output": self._outputs[row] is sequence.output,
                 "draw": self._draws[row].seed == sequence.seeds[0],
                 "lease": place - inside <= lease.num_tokens <= place + 1,
             }
@@ -158,8 +158,7 @@ class DecodeRows:
 
     def advance(self, tokens: Numbers[int]) -> None:
         """Take the token that was drawn for each."""
-        for put, token in zip(self._puts, tokens, strict=True):
-            put(token)
+        deque(map(list.append, self._outputs, tokens), maxlen=0)  # a loop in C
         self._tokens[: len(tokens)] = tokens
         self._positions[: len(tokens)] += 1
 

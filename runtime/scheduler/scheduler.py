@@ -247,14 +247,16 @@ class Scheduler:
         copies   those owed are added
         returns  who is in no row, those left out that have just entered one
         """
-        edges = self._rows.at_edges()
+        starting, filling = self._rows.starting(), self._rows.filling()
         if self._step % TOUCH_EVERY == 0 and self.cache.stats().num_free < len(self.running):
             self.admission.touch_oldest()
-        for sequence in edges:
+        for sequence in starting:
             if sequence.row >= 0:  # or it has just given way
                 copies += self._append_newest(sequence)
             if sequence.row >= 0:
                 self._rows.add_block(sequence)
+        for sequence in filling:  # into a block that is there
+            copies += self._append_newest(sequence)
         others: list[Sequence] = []
         if len(self._rows) < len(self.running):
             others = [sequence for sequence in self.running if sequence.row < 0]

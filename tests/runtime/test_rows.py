@@ -187,8 +187,8 @@ BUGS = (
     ),
     PlantedBug(
         "a row's lease lacks the token that fills a block",
-        (DecodeRows, "at_edges"),
-        edit=("| (inside == self._block_size - 1)", ""),
+        (Scheduler, "_write_newest"),
+        edit=("for sequence in filling:", "for sequence in filling[1:]:"),
         seen_by="commit",
     ),
     PlantedBug(
