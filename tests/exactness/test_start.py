@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from kernels import native
 from kernels.linear import PackedWeight, RowLayout
 from runtime.cli.main import main
 from runtime.config import RuntimeConfig
@@ -52,10 +53,12 @@ def test_a_model_on_this_machine_is_exact_by_default(
 ) -> None:
     model = tiny_model(dtype)
     exactness = exact_model(model, "require")
-    assert (exactness.holds, exactness.faults, str(exactness)) == (True, (), "held")
+    assert exactness.holds
     assert exactness.seconds > 0
-    assert model.row_layout is None
-    assert not caplog.records
+    if native.available():  # our own kernels; a library may need a slower layout, and gets it
+        assert (exactness.faults, str(exactness)) == ((), "held")
+        assert model.row_layout is None
+        assert not caplog.records
 
 
 def test_a_fault_that_no_layout_cures_is_warned_of_and_the_promise_refused(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels import PackedWeight, pack_weight, row_check
+from kernels import PackedWeight, native, pack_weight, row_check
 from kernels.linear import SLOWER_LAYOUTS, RowLayout, linear
 from kernels.row_check import (
     AttentionShape,
@@ -64,11 +64,16 @@ def plant(monkeypatch: pytest.MonkeyPatch, is_odd: Callable[[int, int], bool]) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_kernels_of_this_machine_pass_with_the_default_layout(dtype: torch.dtype) -> None:
+def test_the_kernels_of_this_machine_pass_and_its_library_in_some_layout(
+    dtype: torch.dtype,
+) -> None:
     like = torch.zeros(1, dtype=dtype)
     plain = weights(dtype)
-    for kind in (plain, list(map(pack_weight, plain))):
-        assert find_layout(list(map(Product, kind))) == (True, None, [])
+    packed = find_layout([Product(pack_weight(weight)) for weight in plain])
+    if native.available():  # our own kernels promise it; a library is free to need another layout
+        assert packed == (True, None, [])
+    assert packed.holds
+    assert find_layout(list(map(Product, plain))).holds
     assert check_rows(48, 80, 16, like) == []
     assert check_attention(SMALL, like) == []
 
@@ -76,10 +81,15 @@ def test_the_kernels_of_this_machine_pass_with_the_default_layout(dtype: torch.d
 def test_the_library_without_padding_is_caught() -> None:
     weights = [torch.randn(n, 576) for n in (960, 1536)]
     x = torch.randn(64, 576)
-    if torch.equal(functional.linear(x[:1], weights[0]), functional.linear(x, weights[0])[:1]):
+    odd = {
+        f"product 576 × {len(weight)}"
+        for weight in weights
+        if not torch.equal(functional.linear(x[:1], weight), functional.linear(x, weight)[:1])
+    }
+    if not odd:
         pytest.skip("the library of this machine needs no padding")
     faults = check_products([Product(weight) for weight in weights], RowLayout())
-    assert [fault.operation for fault in faults] == ["product 576 × 960", "product 576 × 1536"]
+    assert odd <= {fault.operation for fault in faults}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -106,7 +116,10 @@ def test_a_library_with_other_habits_gets_the_cheapest_layout_that_holds(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_lone_row_that_the_library_cuts_otherwise_is_caught(dtype: torch.dtype) -> None:
+def test_a_lone_row_that_the_library_cuts_otherwise_is_caught(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setenv("RADIXCACHE_KERNELS", "torch")  # our own cut none otherwise
     packed = pack_weight(torch.randn(512, 1536).to(dtype))
     x = torch.randn(400, 1536).to(dtype)
     whole = linear(x, packed, layout=RowLayout())
