@@ -1,13 +1,13 @@
 """Whether freshly compiled kernels compute what they should: run as a program, by the compiler.
 
-Owns: small products, norms and attentions whose values are known.  Does not know: the compiler.
+Owns: small inputs of the operations, whose results are known.  Does not know: the compiler.
 Idea: a compiler that miscompiles does so in whole loops, so a small input of an odd size shows it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -15,14 +15,17 @@ from kernels.extend_attention import extend_attention
 from kernels.formats import BLOCKS, QuantisedWeight
 from kernels.linear import linear, pack_weight
 from kernels.norm_rope import rms_norm, silu_and_mul
+from kernels.rotary_store import rotary_store_kv
 
+_TILE_ROWS = 14  # of the largest tile of a product, see native/linear.c
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
 def faults() -> Iterator[str]:
     """Yield what is wrong, a line each.  Cost: milliseconds."""
     for dtype, tolerance in _TOLERANCE.items():
-        for name, got, wanted in _values(dtype):
+        yield from _dependent_rows(dtype)
+        for name, got, wanted in (*_values(dtype), *_turned(dtype)):
             error = float((got.double() - wanted).abs().max() / wanted.abs().max())
             if not error <= tolerance:
                 yield f"{name} in {dtype} is off by {error:.1e}"
@@ -56,6 +59,41 @@ def _values(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tenso
     hidden = torch.ones(80, 80, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     yield "attention", got, torch.einsum("hqk,khd->qhd", weights, v.double())
+
+
+def _turned(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield queries that were turned, and keys and values as they were stored."""
+    draw = torch.Generator().manual_seed(2)
+    qkv = torch.randn(13, 4, 48, generator=draw).to(dtype)  # two heads of queries, one of keys
+    angles = torch.randn(13, 24, generator=draw)
+    pools = torch.zeros(2, 4, 4, 1, 48, dtype=dtype)
+    slots = torch.arange(13) + 2
+    k_pool, v_pool = pools
+    q = rotary_store_kv(qkv, angles.cos(), angles.sin(), k_pool, v_pool, slots, backend="native")
+    left, right = qkv.double().chunk(2, -1)
+    cos, sin = angles.double().cos()[:, None], angles.double().sin()[:, None]
+    exact = torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+    stored = pools.view(2, 16, 48)[:, slots]
+    yield "a rotary query", q, exact[:, :2]
+    yield "a stored key", stored[0], exact[:, 2]
+    yield "a stored value", stored[1], qkv[:, 3].double()
+
+
+def _dependent_rows(dtype: torch.dtype) -> Iterator[str]:
+    """Yield operations that give a row other bits beside others, in tiles of any size."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(_TILE_ROWS, 96, generator=draw).to(dtype)
+    packed = pack_weight(torch.randn(70, 96, generator=draw).to(dtype), backend="native")
+    operations: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "a product": lambda rows: linear(rows, packed, backend="native"),
+        "a norm": lambda rows: rms_norm(rows, x[0], eps=1e-5, backend="native"),
+        "a gated SiLU": lambda rows: silu_and_mul(rows, backend="native"),
+    }
+    for name, operation in operations.items():
+        alone = torch.cat([operation(row[None]) for row in x])
+        counts = range(2, _TILE_ROWS + 1)
+        if not all(torch.equal(alone[:count], operation(x[:count])) for count in counts):
+            yield f"{name} in {dtype} depends on the rows beside it"
 
 
 def _broken_rows() -> Iterator[str]:
