@@ -114,7 +114,7 @@ def _build(progress: Progress | None) -> Build:
         """Show it, or say once that it takes time."""
         if progress:
             progress(what, done, total)
-        elif not said:
+        elif what not in said:
             said.append(what)
             _log.warning("%s for this processor: some seconds, once a machine", what)
 

@@ -165,7 +165,7 @@ def find_library(sources: Path, progress: Progress) -> Library:
         if kept:
             return Library(kept, is_new=False)
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with _locked(folder, progress):
             _remove_unfinished(folder)
             kept = _kept(folder, stem)  # by the process that held the lock
             if kept:
@@ -214,11 +214,15 @@ def _place(folder: Path, stem: str, content: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, progress: Progress) -> Iterator[None]:
     """Hold the folder's lock, which the system frees even if this process is killed."""
     with (folder / ".lock").open("wb") as lock:
         if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress("waiting for another start, which compiles kernels", 0, None)
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
