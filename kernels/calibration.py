@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from ctypes import byref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,6 +140,15 @@ def calibrate(shapes: Sequence[tuple[int, int]], *, again: bool = False) -> Cali
                     "products in %s are slow on this processor: %s", dtype, kept.text(dtype)
                 )
     return kept
+
+
+def with_limits_now(calibration: Calibration) -> Calibration:
+    """Return a result with the machine's limits measured now: a busy moment may have been kept.
+
+    The choice of products stays.  Cost: 0.1 s.
+    """
+    threads = calibration.num_threads
+    return replace(calibration, peak_flop_s=_peak(threads), read_bytes_s=_bandwidth(threads))
 
 
 def use(calibration: Calibration, dtype: torch.dtype) -> Backend:

@@ -11,7 +11,7 @@ from itertools import zip_longest
 import msgspec
 
 from kernels import RowLayout, choose_backend
-from kernels.calibration import lines
+from kernels.calibration import Calibration, lines, with_limits_now
 from runtime.cli.options import add_model_flags, runtime_config, shown_progress
 from runtime.errors import InvalidSetting
 from runtime.executor.executor import ModelExecutor
@@ -150,6 +150,7 @@ def _report(runtime: Runtime, args: argparse.Namespace, told: Callable[[str], No
         for name, play in played.items() if args.profile else ():
             told(f"{name}, under the profiler")
             profiles.append(_profile(runtime, args, name, play, timed[name]))
+    limits = runtime.calibration and with_limits_now(runtime.calibration)
     cold, warm, *decode = timed.values()
     assert isinstance(cold, FirstToken)
     assert isinstance(warm, FirstToken)
@@ -157,8 +158,8 @@ def _report(runtime: Runtime, args: argparse.Namespace, told: Callable[[str], No
         model=runtime.name,
         dtype=runtime.memory.dtype,
         products=_model(runtime).products,
-        machine=lines(runtime.calibration, runtime.memory.dtype) if runtime.calibration else [],
-        floors=_floors(runtime, args),
+        machine=lines(limits, runtime.memory.dtype) if limits else [],
+        floors=_floors(runtime, args, limits),
         cold=cold,
         warm=warm,
         decode=[row for row in decode if isinstance(row, Decode)],
@@ -171,9 +172,9 @@ def _model(runtime: Runtime) -> LlamaModel:
     return runtime.executor.model
 
 
-def _floors(runtime: Runtime, args: argparse.Namespace) -> Floors:
+def _floors(runtime: Runtime, args: argparse.Namespace, calibration: Calibration | None) -> Floors:
     """Work out what nothing could beat, of what is played."""
-    calibration, dtype = runtime.calibration, runtime.memory.dtype
+    dtype = runtime.memory.dtype
     if calibration is None or dtype not in calibration.products:
         return Floors()
     model = _model(runtime)
