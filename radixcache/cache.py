@@ -188,7 +188,8 @@ class RadixCache:
         """
         self._check_lease(lease)
         check_packed(tokens)
-        self.expire()
+        if self.deadlines.order:
+            self.expire()
         block_size, old_len = self.config.block_size, lease.num_tokens
         filled, new_len = old_len % block_size, old_len + len(tokens) // TOKEN_BYTES
         needed = -(-new_len // block_size) - len(lease.block_table)
@@ -225,7 +226,8 @@ class RadixCache:
             return Commit(0, 0)
         self._clock += 1
         done = self._publisher.commit(lease, end, self._clock)
-        self._keeper.retain(lease, start, end)
+        if lease.retentions:
+            self._keeper.retain(lease, start, end)
         return done
 
     def truncate(self, lease: Lease, num_tokens: int) -> None:

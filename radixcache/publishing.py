@@ -49,24 +49,29 @@ class Publisher:
         """
         account = self._room.accounts.by_namespace[lease.namespace]
         start, node = lease.num_committed, lease.node
-        found = self._tree.find(node, lease.tokens, start, end)
-        num_twins, published = 0, (end - found.num_tokens) // self._block_size
-        if found.num_tokens > start:
-            node = self.upper(found.node, found.inside)
-            num_twins = self._remap(lease, node, found.num_tokens, account)
-            self._pins.lock(node)
-            self._room.unlock(lease.node)
+        num_twins, known = 0, start
+        if node.children:  # else nobody has published anything behind it
+            found = self._tree.find(node, lease.tokens, start, end)
+            known = found.num_tokens
+            if known > start:
+                node = self.upper(found.node, found.inside)
+                num_twins = self._remap(lease, node, known, account)
+                self._pins.lock(node)
+                self._room.unlock(lease.node)
+        published = (end - known) // self._block_size
         if published:
             parent, ours = node, node is lease.node
-            node = self._publish(lease, parent, found.num_tokens, end, may_extend=ours)
+            node = self._publish(lease, parent, known, end, may_extend=ours)
             if node is not parent:
                 node.created = now
         node.last_access = now
         lease.node = node
         lease.num_committed = end
-        for counters in (self._room.counters, account):
-            counters.published_blocks += published
-            counters.twin_blocks += num_twins
+        counters = self._room.counters
+        counters.published_blocks += published
+        account.published_blocks += published
+        counters.twin_blocks += num_twins
+        account.twin_blocks += num_twins
         return Commit(published, num_twins)
 
     def _remap(self, lease: Lease, node: Node, end: int, account: Account) -> int:
@@ -87,13 +92,13 @@ class Publisher:
         """
         first, last = (n // self._block_size for n in (start, end))
         block_ids: array[int] = lease.block_table[first:last]
-        edge = bytes(lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        edge = lease.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
         if may_extend and self._grows(node, lease, start, end):
             self._tree.extend(node, edge, block_ids)
             self._pins.extended(node, len(block_ids))
             leaf = node
         else:
-            leaf = self._tree.attach(node, edge, block_ids)
+            leaf = self._tree.attach(node, bytes(edge), block_ids)
             self._pins.attached_below_pin(leaf)
         for observer in self._room.observers:
             observer.stored(leaf, len(block_ids))
@@ -103,7 +108,7 @@ class Publisher:
         """True where an edge may grow in place: one lease is there, and all is worth the same."""
         if node.lock_ref != 1 or not node.is_leaf:
             return False
-        if not self._room.accounts.index.policy.by_recency and node.num_hits:
+        if node.num_hits and not self._room.accounts.index.policy.by_recency:
             return False
         if node.retention is None:
             return True
