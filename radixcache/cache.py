@@ -190,7 +190,7 @@ class RadixCache:
         check_packed(tokens)
         if self.deadlines.order:
             self.expire()
-        block_size, old_len = self.config.block_size, lease.num_tokens
+        block_size, old_len = self.config.block_size, len(lease.tokens) // TOKEN_BYTES
         filled, new_len = old_len % block_size, old_len + len(tokens) // TOKEN_BYTES
         needed = -(-new_len // block_size) - len(lease.block_table)
         copies: tuple[BlockCopy, ...] = ()

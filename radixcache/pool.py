@@ -50,9 +50,8 @@ class BlockPool:
             raise InvariantViolation(f"{count} blocks taken, but only {len(self._free)} are free")
         if count == 0:
             return array("i")
-        ids = self._free[-count:]
+        ids = self._free[: -count - 1 : -1]
         del self._free[-count:]
-        ids.reverse()
         if count <= FEW_BLOCKS:
             for block_id in ids:
                 self._refs[block_id] = 1

@@ -75,7 +75,7 @@ class Room:
         """
         if not count:
             return array("i")
-        left = account.num_left
+        left = account.num_left if account.quota is not None else None
         if count > self.pool.num_free or (left is not None and count > left):
             self.require(account, count, 0)
             if left is not None:

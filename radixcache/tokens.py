@@ -45,7 +45,7 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
 
 def check_packed(tokens: Packed) -> None:
     """Raise InvalidTokens unless these are packed ids, whole ones."""
-    if not isinstance(tokens, (bytes, bytearray)) or len(tokens) % TOKEN_BYTES:
+    if not isinstance(tokens, Packed) or len(tokens) % TOKEN_BYTES:
         raise InvalidTokens(f"token ids must be packed, see `pack_tokens`: {tokens!r:.40}")
 
 
