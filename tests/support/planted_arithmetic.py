@@ -180,7 +180,7 @@ FAULTS = (
     _edit(
         "a decode stores its K/V at the begin of its block",
         (importlib.import_module("runtime.executor.batch"), "_batch_of_rows"),
-        ("slots + positions % block_size", "slots"),
+        ("np.int64(block_size) + inside", "np.int64(block_size)"),
     ),
     _edit(
         "noise counts positions from the hit",
