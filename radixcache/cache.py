@@ -188,8 +188,7 @@ class RadixCache:
         """
         self._check_lease(lease)
         check_packed(tokens)
-        if self.deadlines.order:
-            self.expire()
+        self.expire()
         block_size, old_len = self.config.block_size, len(lease.tokens) // TOKEN_BYTES
         filled, new_len = old_len % block_size, old_len + len(tokens) // TOKEN_BYTES
         needed = -(-new_len // block_size) - len(lease.block_table)
@@ -226,8 +225,7 @@ class RadixCache:
             return Commit(0, 0)
         self._clock += 1
         done = self._publisher.commit(lease, end, self._clock)
-        if lease.retentions:
-            self._keeper.retain(lease, start, end)
+        self._keeper.retain(lease, start, end)
         return done
 
     def truncate(self, lease: Lease, num_tokens: int) -> None:
