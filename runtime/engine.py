@@ -263,7 +263,7 @@ class Engine:
         ]
 
     def _read_rows(self, applied: Applied) -> list[RequestOutput]:
-        """Turn the tokens of those that decode into their news: plain ones first, then others."""
+        """Turn the tokens of a decode batch into outputs: plain tokens first, then the others."""
         outputs, others = plain_news(applied.rows, applied.tokens)
         self._totals["completion_tokens"] += len(outputs)
         for step in others:

@@ -54,7 +54,7 @@ class Branch:
 def plain_news(
     sequences: list[Sequence], tokens: tuple[int, ...]
 ) -> tuple[list[RequestOutput], list[Step]]:
-    """Return the news of tokens that are text and no more; as steps, those that may be more.
+    """Return the outputs of plain tokens, and the steps whose token may end its sequence.
 
     For sequences that have drawn before.  A loop without calls of our own where tokens stand for
     whole characters: in a batch of hundreds this is most of what a token costs beside the model.

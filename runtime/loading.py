@@ -257,7 +257,10 @@ def _read_model(
     tensors = checkpoint.tensors(as_stored=keeps_stored(config, backend))
     if config.weights in ("float32", "bfloat16"):
         kept = getattr(torch, config.weights)
-        tensors = ((name, tensor.to(kept)) for name, tensor in tensors)  # type: ignore[union-attr]
+        tensors = (
+            (name, tensor.to(kept) if len(tensor.shape) == 2 else tensor)  # type: ignore[union-attr]
+            for name, tensor in tensors
+        )
     return LlamaModel(
         checkpoint.config,
         tensors,

@@ -1,7 +1,7 @@
 """For every test: threads of OpenMP sleep while they wait, and a module's models go with it.
 
 Idea: a model that a server ran is part of a cycle, which Python notices late in a process of many
-objects, and the C library keeps what is freed for its next allocation.  So both are told when a
+objects, and the C library keeps what is freed for its next allocation.  So both collect when a
 module ends.  What the imports made is frozen before: a collection then takes milliseconds.
 """
 

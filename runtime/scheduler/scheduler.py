@@ -250,13 +250,11 @@ class Scheduler:
         starting, filling = self._rows.starting(), self._rows.filling()
         if self._step % TOUCH_EVERY == 0 and self.cache.stats().num_free < len(self.running):
             self.admission.touch_oldest()
-        for sequence in starting:
-            if sequence.row >= 0:  # or it has just given way
+        for sequence in (*starting, *filling):
+            if sequence.row >= 0:  # or it has just been preempted
                 copies += self._append_newest(sequence)
             if sequence.row >= 0:
                 self._rows.add_block(sequence)
-        for sequence in filling:  # into a block that is there
-            copies += self._append_newest(sequence)
         others: list[Sequence] = []
         if len(self._rows) < len(self.running):
             others = [sequence for sequence in self.running if sequence.row < 0]

@@ -1,4 +1,4 @@
-"""News of those that decode together: plain tokens in one loop, all others beside them."""
+"""Outputs of a decode batch: plain tokens in one loop, all others beside them."""
 
 from __future__ import annotations
 

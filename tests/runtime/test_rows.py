@@ -188,7 +188,7 @@ BUGS = (
     PlantedBug(
         "a row's lease lacks the token that fills a block",
         (Scheduler, "_write_newest"),
-        edit=("for sequence in filling:", "for sequence in filling[1:]:"),
+        edit=("(*starting, *filling)", "(*starting, *filling[1:])"),
         seen_by="commit",
     ),
     PlantedBug(
